@@ -1,0 +1,29 @@
+"""What a query sees: for each table an immutable picture of the rows in memory and the parts on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge_appliance.core.columns import RowSet
+from edge_appliance.core.delivery import ColumnDefinition
+from edge_appliance.core.parts import Part
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """One table: its columns in order of definition, its sets in memory by ascending rank, its parts.
+
+    A row is in exactly one of `hot` and `parts`. Every part's rank_hi is below every hot set's rank
+    of the same table and date.
+    """
+
+    database: str
+    table: str
+    columns: tuple[ColumnDefinition, ...]
+    hot: tuple[RowSet, ...]
+    parts: tuple[Part, ...]
+
+
+View = Mapping[str, TableView]
+"""Tables of one database by name, all taken at the same instant."""
