@@ -6,9 +6,11 @@ up to the visible mark. A chunk holds only columns that have a value, as (row, v
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -25,6 +27,11 @@ ARROW_TYPES: Final[Mapping[Kind, pa.DataType]] = {
     Kind.BOOL: pa.bool_(),
     Kind.STRING: pa.utf8(),
 }
+_TYPE_CODES: Final[Mapping[Kind, str]] = {Kind.FLOAT: "d", Kind.INT: "q", Kind.UINT: "Q", Kind.BOOL: "b"}
+SPARSE_BELOW: Final = 0.25
+"""Share of rows with a value below which a frozen column keeps (row, value) pairs."""
+STRING_OVERHEAD_BYTES: Final = 60
+"""What a short Python string costs in a tail beyond its own bytes."""
 TIME_TYPE: Final = pa.timestamp("ns", tz="UTC")
 
 
@@ -113,3 +120,99 @@ class RowSet:
             )
             for chunk in self.chunks
         ]
+
+
+class TailColumn:
+    """Values of one field in a tail, as parallel (row, value) arrays. Strings wait as Python strings."""
+
+    __slots__ = ("kind", "rows", "values")
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.rows = array("I")
+        code = _TYPE_CODES.get(kind)
+        self.values: Any = array(code) if code else []
+
+    def truncate(self, rows: int) -> None:
+        """Drop the values of rows at and beyond `rows`."""
+        count = bisect_left(self.rows, rows)
+        del self.rows[count:]
+        del self.values[count:]
+
+    def freeze(self, rows: int) -> pa.Array | SparseColumn | None:
+        """Values of the first `rows` rows as Arrow; None when they have none.
+
+        A column that is cut short is copied; one that is taken whole is handed over and must not grow again.
+        """
+        count = bisect_left(self.rows, rows)
+        if not count:
+            return None
+        is_whole = count == len(self.rows)
+        values = self.values if is_whole else self.values[:count]
+        frozen = _to_arrow(self.kind, values, count)
+        if count == rows:
+            return frozen
+        positions = self.rows if is_whole else self.rows[:count]
+        sparse = SparseColumn(_from_array(pa.uint32(), positions, count), frozen)
+        return sparse if count < rows * SPARSE_BELOW else sparse.dense(rows)
+
+
+class Tail:
+    """Rows that are not frozen yet; the last ones may lie beyond the visible mark."""
+
+    __slots__ = ("columns", "series", "time")
+
+    def __init__(self) -> None:
+        self.series = array("I")
+        self.time = array("q")
+        self.columns: dict[str, TailColumn] = {}
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, those beyond the mark included."""
+        return len(self.time)
+
+    def truncate(self, rows: int) -> None:
+        """Drop the rows at and beyond `rows`."""
+        del self.series[rows:]
+        del self.time[rows:]
+        for column in self.columns.values():
+            column.truncate(rows)
+
+    def copy(self, rows: int) -> Tail:
+        """Copy the first `rows` rows; safe while the ingest thread appends behind them."""
+        copied = Tail()
+        copied.series = self.series[:rows]
+        copied.time = self.time[:rows]
+        for name, column in self.columns.copy().items():
+            count = bisect_left(column.rows, rows)
+            part = copied.columns[name] = TailColumn(column.kind)
+            part.rows = column.rows[:count]
+            part.values = column.values[:count]
+        return copied
+
+    def freeze(self) -> Chunk:
+        """All rows as a chunk. The tail's arrays become the chunk's buffers: it must not be used again."""
+        rows = self.rows
+        series = _from_array(pa.uint32(), self.series, rows)
+        time = _from_array(pa.int64(), self.time, rows)
+        fields = {name: frozen for name, c in self.columns.items() if (frozen := c.freeze(rows)) is not None}
+        size_bytes = series.nbytes + time.nbytes
+        for frozen in fields.values():
+            if isinstance(frozen, SparseColumn):
+                size_bytes += frozen.rows.nbytes + frozen.values.nbytes
+            else:
+                size_bytes += frozen.nbytes
+        return Chunk(series, time, fields, size_bytes)
+
+
+def _from_array(kind: pa.DataType, values: array[Any], count: int) -> pa.Array:
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
+
+
+def _to_arrow(kind: Kind, values: Any, count: int) -> pa.Array:
+    if kind is Kind.STRING:
+        return pa.array(values, pa.utf8())
+    if kind is Kind.BOOL:
+        return _from_array(pa.int8(), values, count).cast(pa.bool_())
+    return _from_array(ARROW_TYPES[kind], values, count)

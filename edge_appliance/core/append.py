@@ -1,0 +1,385 @@
+"""Parse and append: one call for a group of deliveries, one for a logged group at replay.
+
+This is the interface that a compiled kernel replaces. Each good line goes to the tail of its table beyond the
+mark, each bad one to the result with its reason; a bad line never costs a good one. Replay decides nothing:
+it applies the definitions of the log and appends what was accepted.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from edge_appliance.core.columns import STRING_OVERHEAD_BYTES, TailColumn
+from edge_appliance.core.delivery import (
+    Delivery,
+    DeliveryKey,
+    DeliveryResult,
+    Kind,
+    LineError,
+    Reason,
+    TableDefinition,
+)
+from edge_appliance.core.line_protocol import (
+    PARSER_VERSION,
+    Context,
+    Head,
+    Limits,
+    Line,
+    locate_field,
+    parse,
+    parse_spans,
+    sample,
+)
+from edge_appliance.core.schema import Schema, check_kind
+from edge_appliance.core.segment import DAY_NS, ROW_BYTES, VALUE_BYTES, Segment, SeriesHead, TableBuffer
+from edge_appliance.core.wal_record import GroupRecord, LoggedEntry
+
+MAX_DATES: Final = 4_096
+"""UTC dates of one table that one delivery may bring: each becomes a file (ten years of days fit)."""
+MAX_CONTEXTS: Final = 10_000
+MAX_HEADS_PER_SERIES: Final = 4
+"""Spellings of a series that are remembered on average; further ones are parsed each time."""
+
+IsCovered = Callable[[str, str, int], bool]
+"""Whether rows of (database, table, UTC day since 1970) are already in a listed part."""
+
+
+@dataclass(slots=True)
+class GroupAppend:
+    """What one group did: for the log, for the dead letters, for whoever waits, and for the counters."""
+
+    entries: list[LoggedEntry] = field(default_factory=list)
+    definitions: list[TableDefinition] = field(default_factory=list)
+    results: list[DeliveryResult] = field(default_factory=list)
+    """One for each delivery, in order."""
+    lines: int = 0
+    sanitised: int = 0
+    non_finite: int = 0
+    tag_collisions: int = 0
+
+    @property
+    def record(self) -> GroupRecord:
+        """The group as it is logged."""
+        return GroupRecord(PARSER_VERSION, self.definitions, self.entries)
+
+
+@dataclass(slots=True)
+class ReplayAppend:
+    """What replaying one group did."""
+
+    lines: int = 0
+    covered: int = 0
+    """Lines left out because a listed part already has them."""
+    mismatches: list[str] = field(default_factory=list)
+    """Entries whose rows differ from what was logged, in words."""
+
+
+class Appender:
+    """Appends to the open segment under the definitions of one schema."""
+
+    def __init__(self, schema: Schema, limits: Limits | None = None) -> None:
+        self.schema = schema
+        self.limits = limits or Limits()
+
+    def append_group(
+        self, segment: Segment, deliveries: Sequence[Delivery], keys: Sequence[DeliveryKey | None]
+    ) -> GroupAppend:
+        """Append all good lines of `deliveries` beyond the mark; `keys` are their delivery keys, one each."""
+        group = GroupAppend()
+        savepoint = self.schema.savepoint
+        known = set(segment.tables)
+        for delivery, key in zip(deliveries, keys, strict=True):
+            if delivery.reject is not None:
+                group.results.append(DeliveryResult(0, (delivery.reject,)))
+            else:
+                self._append_delivery(segment, group, delivery, key)
+        group.definitions = self._definitions(segment, known, savepoint)
+        return group
+
+    def _definitions(self, segment: Segment, known: set[tuple[str, str]], savepoint: int) -> list[TableDefinition]:
+        """Whole definitions of tables at their first use in this file, else the columns this group added."""
+        first_used = [buffer.schema.definition() for key, buffer in segment.tables.items() if key not in known]
+        added = [d for d in self.schema.added_since(savepoint) if (d.database, d.table) in known]
+        return first_used + added
+
+    def _context(self, segment: Segment, delivery: Delivery) -> Context:
+        origin = delivery.origin
+        context = segment.contexts.get(origin)
+        if context is None:
+            if len(segment.contexts) >= MAX_CONTEXTS:
+                segment.contexts.clear()
+            context = segment.contexts[origin] = Context(
+                precision=origin.precision,
+                arrival_ns=0,
+                route_tags=origin.tags,
+                heads=segment.heads.setdefault((origin.database, origin.tags), {}),
+                limits=self.limits,
+                min_time_ns=origin.min_time_ns,
+                max_time_ns=None,
+            )
+        context.arrival_ns = delivery.arrival_ns
+        if origin.max_future_ns is not None:
+            context.max_time_ns = None if delivery.clock_unset else delivery.arrival_ns + origin.max_future_ns
+        return context
+
+    def _append_delivery(
+        self, segment: Segment, group: GroupAppend, delivery: Delivery, key: DeliveryKey | None
+    ) -> None:
+        context = self._context(segment, delivery)
+        parsed = parse(delivery.payload, context)
+        group.sanitised += parsed.sanitised
+        group.non_finite += parsed.non_finite
+        lines, errors = parsed.lines, parsed.errors
+        if lines and (late := _lines_beyond_dates(lines)):
+            errors = errors + [_error(line, 0, Reason.TIME_OUT_OF_RANGE, _TOO_MANY_DATES) for line in late]
+            late_numbers = {line.number for line in late}
+            lines = [line for line in lines if line.number not in late_numbers]
+        undo = None if delivery.accept_partial else _Undo(self.schema, segment)
+        if undo is not None and errors:
+            lines = []
+        append_line = self._append_line
+        database = delivery.origin.database
+        heads = context.heads
+        spans: list[bytes] = []
+        times = array("q")
+        for line in lines:
+            error = append_line(segment, database, heads, line, undo)
+            if error is None:
+                spans.append(line.span)
+                times.append(line.time_ns)
+                group.tag_collisions += line.head.collisions
+            else:
+                errors = [*errors, error]
+                if undo is not None:
+                    undo.run()
+                    spans.clear()
+                    break
+        if spans:
+            group.lines += len(spans)
+            group.entries.append(_entry(delivery, key, times, spans))
+        errors_in_order = sorted(errors) if len(errors) > 1 else errors
+        group.results.append(DeliveryResult(len(spans), errors_in_order))
+
+    def _append_line(
+        self, segment: Segment, database: str, heads: dict[bytes, Head], line: Line, undo: _Undo | None
+    ) -> LineError | None:
+        """Check a line whole, then apply it; None when it was appended."""
+        head = line.head
+        if type(head) is not SeriesHead:
+            found = heads.get(line.raw_head)
+            if type(found) is not SeriesHead:
+                return self._append_new_series(segment, database, heads, line, undo)
+            head = found
+        buffer = head.buffer
+        columns = buffer.tail.columns
+        targets: list[tuple[TailColumn, Any]] = []
+        for name, kind, value in line.fields:
+            column = columns.get(name)
+            if column is None or column.kind is not kind:
+                error, column = self._admit(buffer, line, name, kind, value)
+                if error is not None or column is None:
+                    return error
+            targets.append((column, value))
+        if undo is not None:
+            undo.note(buffer)
+        segment.touched[buffer] = None
+        _append_row(buffer, head.ref, line.time_ns, targets)
+        return None
+
+    def _admit(
+        self, buffer: TableBuffer, line: Line, name: str, kind: Kind, value: object
+    ) -> tuple[LineError | None, TailColumn | None]:
+        """The column for a field that the tail has no column of this kind for, or why there is none.
+
+        A new column is defined only after the whole line was checked, so the line is judged again in full here.
+        """
+        if (error := self._judge(buffer, line)) is not None:
+            return error, None
+        stored = buffer.schema.kinds.get(name)
+        if stored is None:
+            self.schema.add_column(buffer.schema, name, kind)
+            stored = kind
+        column = buffer.tail.columns.get(name)
+        if column is None:
+            column = buffer.tail.columns[name] = TailColumn(stored)
+        return None, column
+
+    def _judge(self, buffer: TableBuffer, line: Line) -> LineError | None:
+        """Check all columns of a line against its table: kinds first, then the limit."""
+        kinds = buffer.schema.kinds
+        for tag in line.head.tag_names:
+            if kinds.get(tag, Kind.TAG) is not Kind.TAG:
+                return self._conflict(buffer, line, tag, check_kind(Kind.TAG, "", kinds[tag]), 0)
+        new = sum(tag not in kinds for tag in line.head.tag_names)
+        for name, kind, value in line.fields:
+            stored = kinds.get(name)
+            if stored is None:
+                new += 1
+            elif (verdict := check_kind(kind, value, stored)) is not None:
+                return self._conflict(buffer, line, name, verdict, locate_field(line.span, name))
+        if len(kinds) + new > self.schema.limits.columns:
+            message = f"table {buffer.schema.name} would have {len(kinds) + new} columns"
+            return _error(line, 0, Reason.TOO_MANY_COLUMNS, f"{message}, at most {self.schema.limits.columns}")
+        return None
+
+    def _conflict(
+        self, buffer: TableBuffer, line: Line, name: str, verdict: tuple[Reason, str] | None, offset: int
+    ) -> LineError:
+        reason, text = verdict or (Reason.TYPE_CONFLICT, "is of another type")
+        return _error(line, offset, reason, f"column {name} of table {buffer.schema.name} {text}")
+
+    def _append_new_series(
+        self, segment: Segment, database: str, heads: dict[bytes, Head], line: Line, undo: _Undo | None
+    ) -> LineError | None:
+        """Find or add table, tag columns and series of a head seen for the first time, then append the line."""
+        head = line.head
+        names, definitions = segment.savepoint, self.schema.savepoint
+        schema = self.schema.table(database, head.measurement) or self.schema.add_table(database, head.measurement)
+        if schema is None:
+            limits = self.schema.limits
+            message = f"table {head.measurement} would be one too many: at most {limits.tables} a database"
+            return _error(line, 0, Reason.TOO_MANY_TABLES, f"{message} and {limits.databases} databases")
+        buffer = segment.table(schema)
+        error = self._judge(buffer, line)
+        if error is None:
+            for tag, _ in head.tags:
+                if tag not in schema.kinds:
+                    self.schema.add_column(schema, tag, Kind.TAG)
+            ref = segment.add_series(buffer, head.tags)
+            series_head = SeriesHead(head, buffer, ref)
+            if len(heads) < MAX_HEADS_PER_SERIES * (len(buffer.series) + 1_000):
+                segment.add_head(heads, line.raw_head, series_head)
+            error = self._append_line(segment, database, heads, line._replace(head=series_head), undo)
+        if error is not None:
+            segment.rollback_names(names)
+            self.schema.rollback(definitions)
+        return error
+
+    def append_logged(self, segment: Segment, record: GroupRecord, is_covered: IsCovered | None) -> ReplayAppend:
+        """Append a logged group: grammar only, no limits, borders or decisions.
+
+        Rows that `is_covered` names are in a part already and stay out.
+        """
+        done = ReplayAppend()
+        for definition in record.definitions:
+            if clashes := self.schema.define(definition):
+                done.mismatches.append(f"columns {', '.join(clashes)} of {definition.table} changed their type")
+        for entry in record.entries:
+            self._append_entry(segment, entry, is_covered, done)
+        return done
+
+    def _append_entry(
+        self, segment: Segment, entry: LoggedEntry, is_covered: IsCovered | None, done: ReplayAppend
+    ) -> None:
+        context_key = (entry.database, entry.precision, entry.tags)
+        context = segment.contexts.get(context_key)
+        if context is None:
+            if len(segment.contexts) >= MAX_CONTEXTS:
+                segment.contexts.clear()
+            heads = segment.heads.setdefault((entry.database, entry.tags), {})
+            context = segment.contexts[context_key] = Context(
+                precision=entry.precision,
+                arrival_ns=0,
+                route_tags=entry.tags,
+                heads=heads,
+                limits=None,
+                min_time_ns=None,
+                max_time_ns=None,
+            )
+        context.arrival_ns = entry.arrival_ns
+        parsed = parse_spans(entry.spans, context)
+        lines = parsed.lines
+        times = array("q", [line.time_ns for line in lines])
+        if parsed.errors or zlib.crc32(times) != entry.times_crc:
+            done.mismatches.append(f"{len(entry.spans)} logged lines gave {len(lines)} rows or other times")
+        database, heads = entry.database, context.heads
+        for line in lines:
+            if is_covered is not None and is_covered(database, line.head.measurement, line.time_ns // DAY_NS):
+                done.covered += 1
+            elif (error := self._append_line(segment, database, heads, line, None)) is not None:
+                done.mismatches.append(f"{error.reason}: {error.message}")
+            else:
+                done.lines += 1
+
+
+class _Undo:
+    """Takes one delivery back, for `accept_partial=false`."""
+
+    def __init__(self, schema: Schema, segment: Segment) -> None:
+        self._schema = schema
+        self._segment = segment
+        self._names = segment.savepoint
+        self._definitions = schema.savepoint
+        self._before: dict[TableBuffer, tuple[int, int]] = {}
+
+    def note(self, buffer: TableBuffer) -> None:
+        """Remember how far `buffer` was before this delivery."""
+        if buffer not in self._before:
+            self._before[buffer] = (buffer.tail.rows, buffer.tail_bytes)
+
+    def run(self) -> None:
+        """Drop the delivery's rows, series and definitions."""
+        for buffer, (rows, tail_bytes) in self._before.items():
+            buffer.tail.truncate(rows)
+            buffer.tail_bytes = tail_bytes
+        self._segment.rollback_names(self._names)
+        self._schema.rollback(self._definitions)
+        tables = self._segment.tables
+        for buffer in [b for b in self._segment.touched if (b.schema.database, b.schema.name) not in tables]:
+            del self._segment.touched[buffer]
+
+
+def _append_row(buffer: TableBuffer, ref: int, time_ns: int, targets: Sequence[tuple[TailColumn, Any]]) -> None:
+    tail = buffer.tail
+    row = len(tail.time)
+    size_bytes = ROW_BYTES + VALUE_BYTES * len(targets)
+    tail.series.append(ref)
+    tail.time.append(time_ns)
+    for column, value in targets:
+        column.rows.append(row)
+        column.values.append(value)
+        if column.kind is Kind.STRING:
+            size_bytes += STRING_OVERHEAD_BYTES + len(value)
+    buffer.tail_bytes += size_bytes
+
+
+_TOO_MANY_DATES: Final = f"one delivery may bring {MAX_DATES} dates of a table"
+
+
+def _lines_beyond_dates(lines: Sequence[Line]) -> list[Line]:
+    """Lines that bring a table more than MAX_DATES dates in one delivery."""
+    if len(lines) <= MAX_DATES:
+        return []
+    dates: dict[str, set[int]] = {}
+    beyond = []
+    for line in lines:
+        seen = dates.setdefault(line.head.measurement, set())
+        day = line.time_ns // DAY_NS
+        if day in seen or len(seen) < MAX_DATES:
+            seen.add(day)
+        else:
+            beyond.append(line)
+    return beyond
+
+
+def _entry(delivery: Delivery, key: DeliveryKey | None, times: array[int], spans: list[bytes]) -> LoggedEntry:
+    origin = delivery.origin
+    return LoggedEntry(
+        delivery.arrival_ns,
+        delivery.clock_unset,
+        origin.database,
+        origin.precision,
+        origin.tags,
+        origin.source,
+        key,
+        zlib.crc32(times),
+        spans,
+    )
+
+
+def _error(line: Line, offset: int, reason: Reason, message: str) -> LineError:
+    return LineError(line.number, line.column + offset, reason, message, sample(line.span))

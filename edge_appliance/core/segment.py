@@ -1,0 +1,223 @@
+"""One segment: the table buffers that belong to one WAL file, with the mark up to which rows are visible.
+
+The ingest thread appends beyond the mark; `publish` moves the mark, `rollback` drops what lies beyond it.
+Readers see rows, series and columns below the mark only. `publish`, `seal` and `row_set` are called
+under the buffer's lock; everything else is the ingest thread's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from edge_appliance.core.columns import OPEN_RANK, Chunk, RowSet, SeriesTags, Tail
+from edge_appliance.core.delivery import TableDefinition, Tags
+from edge_appliance.core.line_protocol import Context, Head
+from edge_appliance.core.schema import TableSchema
+
+FREEZE_ROWS: Final = 4_096
+FREEZE_BYTES: Final = 8 * 2**20
+DAY_NS: Final = 86_400 * 1_000_000_000
+SERIES_OVERHEAD_BYTES: Final = 700
+"""What one series costs beside its names: index entries, tag tuple and head (measured with CPython 3.11)."""
+ROW_BYTES: Final = 12
+VALUE_BYTES: Final = 12
+"""Tail cost of a row (ref and time) and of one value (row number and 8 bytes)."""
+
+
+class SeriesHead(Head):
+    """The head of a known series, as the parser gets it back: where its rows go."""
+
+    __slots__ = ("buffer", "ref")
+
+    def __init__(self, head: Head, buffer: TableBuffer, ref: int) -> None:
+        super().__init__(head.measurement, head.tags, head.collisions)
+        self.buffer = buffer
+        self.ref = ref
+
+
+class TableBuffer:
+    """Rows of one table in one segment: frozen chunks, then the tail."""
+
+    __slots__ = (
+        "chunks",
+        "days",
+        "frozen_bytes",
+        "mark",
+        "max_time_ns",
+        "min_time_ns",
+        "refs",
+        "schema",
+        "series",
+        "series_mark",
+        "tail",
+        "tail_bytes",
+        "tail_bytes_mark",
+    )
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.schema = schema
+        self.chunks: tuple[Chunk, ...] = ()
+        self.tail = Tail()
+        self.mark = 0
+        """Rows of the tail that are visible."""
+        self.series: list[Tags] = []
+        self.refs: dict[Tags, int] = {}
+        self.series_mark = 0
+        self.tail_bytes = 0
+        self.tail_bytes_mark = 0
+        self.frozen_bytes = 0
+        self.min_time_ns = 2**63 - 1
+        self.max_time_ns = -(2**63)
+        self.days: set[int] = set()
+
+    def row_set(self, rank: int) -> RowSet | None:
+        """Picture of the visible rows; None when there are none."""
+        chunks = self.chunks
+        if self.mark:
+            chunks = (*chunks, self.tail.copy(self.mark).freeze())
+        if not chunks:
+            return None
+        return RowSet(
+            self.schema.database,
+            self.schema.name,
+            rank,
+            self.schema.columns,
+            SeriesTags(self.series, self.series_mark),
+            chunks,
+            self.min_time_ns,
+            self.max_time_ns,
+            self.frozen_bytes + self.tail_bytes_mark,
+        )
+
+
+class Segment:
+    """What arrives between two cuts. `id` is that of its WAL file; `first_sequence` that of its first group."""
+
+    def __init__(self, segment_id: int, first_sequence: int, opened_s: float) -> None:
+        self.id = segment_id
+        self.first_sequence = first_sequence
+        self.opened_s = opened_s
+        """Monotonic clock, for the cut by age."""
+        self.rank = OPEN_RANK
+        self.tables: dict[tuple[str, str], TableBuffer] = {}
+        self.heads: dict[tuple[str, Tags], dict[bytes, Head]] = {}
+        """Known heads by raw bytes, for each database and set of route tags."""
+        self.contexts: dict[Any, Context] = {}
+        """Parser contexts by origin, made by the appender."""
+        self.touched: dict[TableBuffer, None] = {}
+        """Buffers that got rows beyond their mark, in order."""
+        self.series_bytes = 0
+        self._size_bytes = 0
+        self._undo: list[tuple[dict[Any, Any], Any, list[Tags] | None]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row was ever published."""
+        return not any(buffer.chunks or buffer.mark for buffer in self.tables.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of rows, values, strings and series, those beyond the mark not included."""
+        return self._size_bytes + self.series_bytes
+
+    @property
+    def pairs(self) -> int:
+        """Number of (table, date) pairs, which is the number of files it will become."""
+        return sum(len(buffer.days) for buffer in self.tables.values())
+
+    def table(self, schema: TableSchema) -> TableBuffer:
+        """Find the buffer of a table, or add it."""
+        key = (schema.database, schema.name)
+        buffer = self.tables.get(key)
+        if buffer is None:
+            buffer = self.tables[key] = TableBuffer(schema)
+            self._undo.append((self.tables, key, None))
+        return buffer
+
+    def add_series(self, buffer: TableBuffer, tags: Tags) -> int:
+        """Find the series ref of `tags`, or add one."""
+        ref = buffer.refs.get(tags)
+        if ref is None:
+            ref = buffer.refs[tags] = len(buffer.series)
+            buffer.series.append(tags)
+            self._undo.append((buffer.refs, tags, buffer.series))
+            self.series_bytes += SERIES_OVERHEAD_BYTES + sum(2 * len(k) + 2 * len(v) for k, v in tags)
+        return ref
+
+    def add_head(self, heads: dict[bytes, Head], raw_head: bytes, head: SeriesHead) -> None:
+        """Remember the bytes that spell a series, so that the next line needs no look at its tags."""
+        heads[raw_head] = head
+        self._undo.append((heads, raw_head, None))
+
+    @property
+    def savepoint(self) -> int:
+        """Where `rollback_names` can return to."""
+        return len(self._undo)
+
+    def rollback_names(self, savepoint: int) -> None:
+        """Take back tables, series and heads added since `savepoint`. Rows that use them must be gone."""
+        while len(self._undo) > savepoint:
+            mapping, key, series = self._undo.pop()
+            del mapping[key]
+            if series is not None:
+                tags = series.pop()
+                self.series_bytes -= SERIES_OVERHEAD_BYTES + sum(2 * len(k) + 2 * len(v) for k, v in tags)
+
+    def rollback(self) -> None:
+        """Drop everything beyond the mark."""
+        for buffer in self.touched:
+            buffer.tail.truncate(buffer.mark)
+            buffer.tail_bytes = buffer.tail_bytes_mark
+        self.touched.clear()
+        self.rollback_names(0)
+
+    def freeze_large_tails(self) -> list[tuple[TableBuffer, Chunk]]:
+        """Chunks for the tails that have grown enough; `publish` puts them in place."""
+        return [
+            (buffer, buffer.tail.freeze())
+            for buffer in self.touched
+            if buffer.tail.rows >= FREEZE_ROWS or buffer.tail_bytes >= FREEZE_BYTES
+        ]
+
+    def publish(self, frozen: Iterable[tuple[TableBuffer, Chunk]]) -> None:
+        """Move the mark over all rows; tails in `frozen` are replaced by their chunks."""
+        for buffer in self.touched:
+            times = buffer.tail.time[buffer.mark :]
+            if times:
+                lowest, highest = min(times), max(times)
+                buffer.min_time_ns = min(buffer.min_time_ns, lowest)
+                buffer.max_time_ns = max(buffer.max_time_ns, highest)
+                if lowest // DAY_NS == highest // DAY_NS:
+                    buffer.days.add(lowest // DAY_NS)
+                else:
+                    buffer.days.update(time_ns // DAY_NS for time_ns in times)
+            buffer.mark = buffer.tail.rows
+            buffer.series_mark = len(buffer.series)
+            self._size_bytes += buffer.tail_bytes - buffer.tail_bytes_mark
+            buffer.tail_bytes_mark = buffer.tail_bytes
+        for buffer, chunk in frozen:
+            buffer.chunks = (*buffer.chunks, chunk)
+            self._size_bytes += chunk.size_bytes - buffer.tail_bytes
+            buffer.frozen_bytes += chunk.size_bytes
+            buffer.tail, buffer.mark, buffer.tail_bytes, buffer.tail_bytes_mark = Tail(), 0, 0, 0
+        self.touched.clear()
+        self._undo.clear()
+
+    def seal(self, rank: int) -> None:
+        """End the segment: its rows have `rank` from now on, and lookups are let go."""
+        self.rank = rank
+        self.heads.clear()
+        self.contexts.clear()
+        for buffer in self.tables.values():
+            buffer.refs = {}
+
+    def row_sets(self) -> list[RowSet]:
+        """All tables with visible rows."""
+        sets = (buffer.row_set(self.rank) for buffer in self.tables.values())
+        return [row_set for row_set in sets if row_set is not None]
+
+    def definitions(self) -> list[TableDefinition]:
+        """Visible definitions of all tables that have rows here."""
+        schemas = [buffer.schema for buffer in self.tables.values() if buffer.schema.columns]
+        return [TableDefinition(schema.database, schema.name, schema.columns) for schema in schemas]

@@ -1,0 +1,223 @@
+"""SQL over HTTP, and one sentence for the query languages that are not spoken here.
+
+A query runs in a thread of its own pool; its result is encoded in a worker thread and sent piece by piece, so the
+event loop only moves bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from edge_appliance.errors import QueryError, QueryFault
+from edge_appliance.http.answers import json_answer, refuse, refuse_unless_running
+from edge_appliance.http.body import Held, read_body
+from edge_appliance.http.dependencies import Answer, HttpDependencies
+from edge_appliance.http.encode import Format, fill, formats
+
+_STATUS: Final[dict[QueryFault, int]] = {
+    "invalid": 400,
+    "not_found": 404,
+    "too_large": 400,
+    "exhausted": 503,
+    "unavailable": 503,
+    "timeout": 504,
+}
+_RETRY_S: Final = 2
+_BODY_BYTES_MAX: Final = 2**20
+"""Of a query's body; SQL text is small."""
+_PIECE_BYTES: Final = 256 * 1024
+_WAIT_S: Final = 10.0
+"""How long a query waits for its turn."""
+_SHOW_DATABASES: Final = re.compile(r"\s*SHOW\s+DATABASES\s*;?\s*", re.IGNORECASE)
+_MEDIA_TYPES: Final = {
+    "application/json": "json",
+    "application/jsonl": "jsonl",
+    "application/x-ndjson": "jsonl",
+    "text/csv": "csv",
+    "text/plain": "pretty",
+    "application/vnd.apache.parquet": "parquet",
+}
+_USE_SQL: Final = "use SQL: GET or POST /api/v3/query_sql with db and q"
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    database: str
+    sql: str
+    format: Format
+    params: Mapping[str, Any] | None
+
+
+class Queries:
+    """The handlers of the query paths."""
+
+    def __init__(self, dependencies: HttpDependencies, workers: Executor) -> None:
+        limits = dependencies.limits
+        self._needs = dependencies
+        self._workers = workers
+        self._threads = ThreadPoolExecutor(limits.max_queries, thread_name_prefix="query")
+        self._turns = asyncio.Semaphore(limits.max_queries)
+        self._asked = 0
+        self._body_limits = replace(limits, max_body_bytes=min(_BODY_BYTES_MAX, limits.max_body_bytes))
+        self._held = Held(self._body_limits.held_bytes)
+        self._formats = formats(dependencies.encode_parquet)
+
+    def close(self) -> None:
+        """Start no query any more; one that runs ends by its own time limit."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def sql(self, request: web.Request) -> web.StreamResponse:
+        """Run one SQL statement and send its result."""
+        refusal = refuse_unless_running(request, self._needs.health)
+        if refusal is not None:
+            return refusal
+        question = await self._question(request)
+        if isinstance(question, web.Response):
+            return question
+        limits = self._needs.limits
+        if self._asked >= limits.max_queries + limits.max_waiting_queries:
+            return refuse(request, 503, "too many queries are waiting", retry_after_s=_RETRY_S)
+        self._asked += 1
+        try:
+            return await self._in_turn(request, question)
+        finally:
+            self._asked -= 1
+
+    async def influxql_v1(self, request: web.Request) -> web.StreamResponse:
+        """`SHOW DATABASES`, which v1 clients ask to test a connection; nothing else."""
+        refusal = refuse_unless_running(request, self._needs.health)
+        if refusal is not None:
+            return refusal
+        fields = await self._fields(request)
+        if isinstance(fields, web.Response):
+            return fields
+        if not _SHOW_DATABASES.fullmatch(str(fields.get("q", ""))):
+            return await self.influxql(request)
+        series: dict[str, object] = {"name": "databases", "columns": ["name"]}
+        if names := sorted(self._needs.databases()):
+            series["values"] = [[name] for name in names]
+        return json_answer({"results": [{"statement_id": 0, "series": [series]}]})
+
+    async def influxql(self, request: web.Request) -> web.StreamResponse:
+        """Refuse InfluxQL."""
+        return refuse(request, 501, f"InfluxQL is not supported; {_USE_SQL}")
+
+    async def flux(self, request: web.Request) -> web.StreamResponse:
+        """Refuse Flux."""
+        return refuse(request, 501, f"Flux is not supported; {_USE_SQL}")
+
+    async def _in_turn(self, request: web.Request, question: _Question) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            return refuse(request, 503, f"no query ended within {_WAIT_S:g} s", retry_after_s=_RETRY_S)
+        # Held until the last byte is sent: at most this many results are in memory.
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._needs.sql.run, question.database, question.sql, question.params
+            )
+            return await self._send(request, question.format, answer)
+        except QueryError as error:
+            status = _STATUS[error.fault]
+            return refuse(request, status, str(error), retry_after_s=_RETRY_S if status == 503 else 0)
+        finally:
+            self._turns.release()
+
+    async def _send(self, request: web.Request, result_format: Format, answer: Answer) -> web.StreamResponse:
+        pieces = result_format.encode(answer.schema, answer.batches)
+        piece, has_more = await self._encoded(pieces)
+        content_type = {"Content-Type": f"{result_format.content_type}; charset=utf-8"}
+        if result_format.name == "parquet":
+            content_type = {"Content-Type": result_format.content_type}
+        if not has_more:
+            return web.Response(body=piece, headers=content_type)
+        response = web.StreamResponse(headers=content_type)
+        await response.prepare(request)
+        try:
+            while piece:
+                async with asyncio.timeout(self._needs.limits.send_timeout_s):
+                    await response.write(piece)
+                piece, has_more = await self._encoded(pieces) if has_more else (b"", False)
+        except BaseException:
+            # Cut off, not ended: what was sent so far must not look like a whole result.
+            if request.transport is not None:
+                request.transport.abort()
+            raise
+        return response
+
+    async def _encoded(self, pieces: Iterator[bytes]) -> tuple[bytes, bool]:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, fill, pieces, _PIECE_BYTES)
+
+    async def _question(self, request: web.Request) -> _Question | web.Response:
+        fields = await self._fields(request)
+        if isinstance(fields, web.Response):
+            return fields
+        sql, database = fields.get("q"), fields.get("db", "")
+        if not isinstance(sql, str) or not sql.strip():
+            return refuse(request, 400, "the parameter q is missing: one SQL statement")
+        if not isinstance(database, str):
+            return refuse(request, 400, "the parameter db must be a name")
+        if not database:
+            names = self._needs.databases()
+            if len(names) != 1:
+                known = ", ".join(sorted(names)[:20]) or "none"
+                return refuse(request, 400, f"the parameter db is missing; databases: {known}")
+            database = names[0]
+        name = fields.get("format") or _accepted(request.headers.get("Accept", ""))
+        result_format = self._formats.get(name) if isinstance(name, str) else None
+        if result_format is None:
+            return refuse(request, 400, f"the format must be one of {', '.join(self._formats)}")
+        params = _params(fields.get("params"))
+        if isinstance(params, str):
+            return refuse(request, 400, params)
+        return _Question(database, sql, result_format, params)
+
+    async def _fields(self, request: web.Request) -> dict[str, Any] | web.Response:
+        """Parameters of the URL, overridden by those of a JSON or form body."""
+        fields: dict[str, Any] = dict(request.query)
+        if request.method != "POST":
+            return fields
+        with self._held.share() as share:
+            body = await read_body(request, self._body_limits, share, self._workers)
+        if isinstance(body, web.Response):
+            return body
+        try:
+            if body.lstrip().startswith(b"{"):
+                return fields | msgspec.json.decode(body)
+            return fields | dict(urllib.parse.parse_qsl(body.decode(), max_num_fields=20))
+        except ValueError as error:
+            return refuse(request, 400, f"the body is neither JSON nor a form: {error}")
+
+
+def _accepted(header: str) -> str:
+    for media_range in header.split(","):
+        name = _MEDIA_TYPES.get(media_range.partition(";")[0].strip().lower())
+        if name:
+            return name
+    return "json"
+
+
+def _params(stated: object) -> dict[str, Any] | None | str:
+    """Placeholder values by name, None without any; a sentence when they are not an object of plain values."""
+    try:
+        params = msgspec.json.decode(stated) if isinstance(stated, str) and stated else stated or None
+    except msgspec.DecodeError as error:
+        return f"the parameter params is not JSON: {error}"
+    if params is None:
+        return None
+    if not isinstance(params, dict):
+        return "the parameter params must be an object of names and values"
+    for name, value in params.items():
+        if not isinstance(value, str | int | float | bool | None):
+            return f"the value of the placeholder ${name} must be text, a number, true, false or null"
+    return params

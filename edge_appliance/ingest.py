@@ -1,0 +1,384 @@
+"""The ingest thread: take a group, append it, make it durable, show it, acknowledge it; cut when a segment is due.
+
+It is the only writer of the open segment and of the log. It waits for room (memory, log, disk) before it takes a
+group, so that what it cannot store stays in the inbox, where a broker's window or HTTP's 503 hold the sender back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from edge_appliance.buffer import Buffer
+from edge_appliance.core.append import Appender, GroupAppend
+from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult
+from edge_appliance.core.segment import Segment
+from edge_appliance.core.wal_record import FrameType, encode_group
+from edge_appliance.dead_letters import DeadLetters
+from edge_appliance.durable import free_bytes
+from edge_appliance.errors import DiskError
+from edge_appliance.health import Health
+from edge_appliance.inbox import Group, Inbox
+from edge_appliance.metrics import Metrics
+from edge_appliance.systemd import Station
+
+_log = logging.getLogger(__name__)
+
+MAX_PAIRS: Final = 2_000
+"""(table, date) pairs at which a segment is cut: each becomes a file."""
+INTERVAL_SYNC_S: Final = 1.0
+FSYNC_LIMIT_S: Final = 120.0
+"""How long one sync may hang before the watchdog calls the thread dead."""
+TICK_S: Final = 0.5
+"""How often a quiet thread looks at the age of the segment and at what holds it."""
+BACK_SHARE: Final = 1.25
+"""Free space over `wal.min_free` at which a read-only appliance takes rows again."""
+RETRY_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
+"""Waits between attempts to open a new log file on a failing disk; the last one repeats."""
+
+
+class Log(Protocol):
+    """The write-ahead log as this thread uses it; see `Wal`."""
+
+    @property
+    def segment_id(self) -> int: ...  # noqa: D102
+    @property
+    def first_sequence(self) -> int: ...  # noqa: D102
+    @property
+    def file_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def total_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def file_count(self) -> int: ...  # noqa: D102
+    def append(self, kind: FrameType, payload: bytes) -> int: ...  # noqa: D102
+    def sync(self) -> float: ...  # noqa: D102
+    def cut(self, generation: int) -> None: ...  # noqa: D102
+    def replace(self, generation: int) -> None: ...  # noqa: D102
+    def drop(self, segment_id: int) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSettings:
+    """When segments are cut, and what the log may take of the disk."""
+
+    segment_max_bytes: int
+    segment_max_age_s: float
+    wal_max_bytes: int
+    min_free_bytes: int
+    sync: str
+    """`group`, `interval` or `never`."""
+    data_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What may be told to the senders now that a group is durable, in receive order."""
+
+    acks: Sequence[Ack]
+    results: Sequence[tuple[Callable[[DeliveryResult], None], DeliveryResult]]
+
+
+class RecentDeliveries:
+    """Keys of the last logged QoS 1 deliveries, by packet id: a redelivered one is not stored again."""
+
+    def __init__(self, keys: Iterable[DeliveryKey] = ()) -> None:
+        self._digests = {key.packet_id: key.digest for key in keys}
+
+    def has(self, key: DeliveryKey) -> bool:
+        """Whether the last logged delivery of this packet id had the same topic and payload."""
+        return self._digests.get(key.packet_id) == key.digest
+
+    def add(self, key: DeliveryKey) -> None:
+        """Remember a logged delivery; ids are 16 bit, so this is bounded."""
+        self._digests[key.packet_id] = key.digest
+
+
+def delivery_key(delivery: Delivery) -> DeliveryKey | None:
+    """Key of a QoS 1 delivery: packet id and 128-bit hash of topic and payload; None for other deliveries."""
+    if not delivery.qos:
+        return None
+    digest = hashlib.blake2b(delivery.payload, digest_size=16, key=delivery.origin.label.encode()[:64]).digest()
+    return DeliveryKey(delivery.packet_id, digest)
+
+
+class Ingest:
+    """Group commit. `run` is the thread's body; `stop` ends it after the group in work."""
+
+    def __init__(
+        self,
+        settings: IngestSettings,
+        inbox: Inbox,
+        buffer: Buffer,
+        appender: Appender,
+        dead_letters: DeadLetters,
+        health: Health,
+        metrics: Metrics,
+        station: Station,
+        *,
+        on_committed: Callable[[Committed], None],
+        on_sealed: Callable[[Segment], None],
+        generation: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._inbox = inbox
+        self._buffer = buffer
+        self._appender = appender
+        self._dead_letters = dead_letters
+        self._health = health
+        self._metrics = metrics
+        self._station = station
+        self._on_committed = on_committed
+        self._on_sealed = on_sealed
+        self._generation = generation
+        self._stopping = threading.Event()
+        self._last_sync_s = 0.0
+        self._is_read_only = False
+        self._wal: Log
+        self._recent: RecentDeliveries
+
+    def begin(self, wal: Log, recent: RecentDeliveries) -> None:
+        """Take over the log after replay, and open the segment that belongs to its file."""
+        self._wal = wal
+        self._recent = recent
+        self._buffer.start(Segment(wal.segment_id, wal.first_sequence, time.monotonic()))
+        self._metrics.wal_bytes.read_from(lambda: wal.total_bytes)
+        self._metrics.wal_files.read_from(lambda: wal.file_count)
+
+    def stop(self) -> None:
+        """End `run` after the group in work; safe from any thread."""
+        self._stopping.set()
+        self._inbox.close()
+
+    def run(self) -> None:
+        """Commit groups until `stop`."""
+        while not self._stopping.is_set():
+            self._station.beat()
+            now_s = time.monotonic()
+            self._cut_if_due(now_s)
+            self._dead_letters.sync_if_due(now_s)
+            if self._has_room():
+                group = self._inbox.take(TICK_S)
+                if group is not None:
+                    self._commit(group)
+            elif self._sync_interval_passed(now_s):
+                self._sync()
+
+    # Room: nothing is taken that could not be stored
+
+    def _has_room(self) -> bool:
+        """Whether memory, log and disk have room for a group; waits a tick when they have not."""
+        reason = self._lack()
+        if not reason:
+            self._health.release("room")
+            return True
+        self._health.hold("room", reason)
+        if not self._buffer.state.sealed and not self._buffer.state.open.is_empty:
+            self._cut()  # the only thing that can free memory and log is to persist what is open
+        self._buffer.wait_for_change(TICK_S)
+        return False
+
+    def _lack(self) -> str:
+        """What there is no room in, in words for STATUS=; empty when a group can be taken."""
+        if not self._buffer.has_room():
+            return f"the buffer is full ({self._buffer.size_bytes >> 20} of {self._buffer.limit_bytes >> 20} MiB)"
+        settings = self._settings
+        if self._wal.total_bytes >= settings.wal_max_bytes:
+            oldest = self._buffer.state.sealed[:1]
+            pinned = f", pinned by segment {oldest[0].id}" if oldest else ""
+            return f"the log is at wal.max_bytes ({settings.wal_max_bytes >> 20} MiB{pinned})"
+        free = free_bytes(settings.data_dir)
+        wanted = settings.min_free_bytes * (BACK_SHARE if self._is_read_only else 1)
+        self._is_read_only = free < wanted
+        if self._is_read_only:
+            return f"read-only: {free >> 20} MiB free in {settings.data_dir}, {int(wanted) >> 20} MiB needed"
+        return ""
+
+    # One group
+
+    def _commit(self, group: Group) -> None:
+        started_s = time.monotonic()
+        fresh, keys, acks = self._split(group.deliveries)
+        appended = self._appender.append_group(self._buffer.state.open, fresh, keys)
+        self._keep_rejects(fresh, appended)
+        if appended.entries:
+            durable = self._log_group(fresh, keys, appended)
+            if durable is None:
+                return
+            appended = durable
+        self._buffer.publish()
+        for key in keys:
+            if key is not None:
+                self._recent.add(key)
+        self._count(group, appended)
+        results = [
+            (delivery.on_done, result)
+            for delivery, result in zip(fresh, appended.results, strict=True)
+            if delivery.on_done is not None
+        ]
+        self._on_committed(Committed(acks, results))
+        self._metrics.commit_seconds.observe(time.monotonic() - started_s)
+
+    def _split(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], list[DeliveryKey | None], list[Ack]]:
+        """Leave out what the log already holds; its ack is due all the same."""
+        fresh: list[Delivery] = []
+        keys: list[DeliveryKey | None] = []
+        acks: list[Ack] = []
+        for delivery in deliveries:
+            key = delivery_key(delivery)
+            if key is not None:
+                acks.append(Ack(delivery.epoch, delivery.packet_id))
+                if delivery.is_dup and self._recent.has(key):
+                    self._metrics.redelivered.add()
+                    continue
+            fresh.append(delivery)
+            keys.append(key)
+        return fresh, keys, acks
+
+    def _log_group(
+        self, deliveries: list[Delivery], keys: list[DeliveryKey | None], appended: GroupAppend
+    ) -> GroupAppend | None:
+        """Make a group durable; after a failure in a new file, with its rows in the new segment.
+
+        Returns what was appended in the end; None when the appliance stops before a disk takes it.
+        """
+        attempt = 0
+        while True:
+            try:
+                self._write(appended)
+            except DiskError as error:
+                self._metrics.wal_failures.add()
+                _log.error("%s; the group is written to a new log file", error)
+                if attempt:
+                    _refuse_http(deliveries, keys, self._on_committed)
+                if not self._replace_log(attempt):
+                    return None
+                attempt += 1
+                appended = self._appender.append_group(self._buffer.state.open, deliveries, keys)
+            else:
+                self._health.release("log")
+                return appended
+
+    def _write(self, appended: GroupAppend) -> None:
+        written = self._wal.file_bytes
+        self._wal.append(FrameType.GROUP, encode_group(appended.record))
+        self._metrics.wal_frames.add()
+        self._metrics.wal_written.add(self._wal.file_bytes - written)
+        if self._settings.sync == "group" or self._sync_interval_passed(time.monotonic()):
+            self._sync()
+
+    def _sync_interval_passed(self, now_s: float) -> bool:
+        return self._settings.sync == "interval" and now_s - self._last_sync_s >= INTERVAL_SYNC_S
+
+    def _sync(self) -> None:
+        with self._station.within(FSYNC_LIMIT_S):
+            seconds = self._wal.sync()
+        self._last_sync_s = time.monotonic()
+        self._metrics.wal_fsyncs.add()
+        self._metrics.fsync_seconds.observe(seconds)
+
+    def _replace_log(self, attempt: int) -> bool:
+        """Take back the rows beyond the mark and go on in a new file; False when the appliance stops first."""
+        self._buffer.state.open.rollback()
+        self._appender.schema.rollback()
+        while not self._stopping.is_set():
+            self._station.beat()
+            if attempt:
+                self._stopping.wait(RETRY_S[min(attempt, len(RETRY_S)) - 1])
+            try:
+                self._wal.replace(self._generation())
+            except DiskError as error:
+                self._metrics.wal_failures.add()
+                self._health.hold("log", f"read-only: the log cannot be written ({error})")
+                attempt += 1
+                continue
+            self._follow_log()
+            return True
+        return False
+
+    def _follow_log(self) -> None:
+        """Open the segment of the log's new file; what was open is sealed."""
+        successor = Segment(self._wal.segment_id, self._wal.first_sequence, time.monotonic())
+        if not self._buffer.state.open.is_empty:
+            self._on_sealed(self._buffer.cut(successor))
+            return
+        empty = self._buffer.state.open
+        self._buffer.start(successor)
+        try:
+            self._wal.drop(empty.id)
+        except DiskError as error:
+            _log.warning("%s; the empty file goes at the next start", error)
+
+    # The cut
+
+    def _cut_if_due(self, now_s: float) -> None:
+        segment = self._buffer.state.open
+        if segment.is_empty:
+            segment.opened_s = now_s
+            return
+        settings = self._settings
+        if (
+            max(segment.size_bytes, self._wal.file_bytes) >= settings.segment_max_bytes
+            or now_s - segment.opened_s >= settings.segment_max_age_s
+            or segment.pairs >= MAX_PAIRS
+        ):
+            self._cut()
+
+    def _cut(self) -> None:
+        try:
+            self._wal.cut(self._generation())
+        except DiskError as error:
+            self._metrics.wal_failures.add()
+            _log.error("%s; the segment is cut to a new log file", error)
+            if self._replace_log(0):
+                self._health.release("log")
+            return
+        self._follow_log()
+
+    # Telling
+
+    def _keep_rejects(self, deliveries: Sequence[Delivery], appended: GroupAppend) -> None:
+        """Rejected lines go to the dead letters before anything is acknowledged."""
+        for delivery, result in zip(deliveries, appended.results, strict=True):
+            if not result.errors:
+                continue
+            origin = delivery.origin
+            for error in result.errors:
+                self._metrics.rejected.add(1, error.reason)
+            self._dead_letters.append(delivery.arrival_ns, origin.source, origin.label, result.errors)
+            first = result.errors[0]
+            _log.warning(
+                "%d rejected from %s, first: line %d column %d: %s: %s",
+                len(result.errors),
+                origin.label,
+                first.line,
+                first.column,
+                first.reason,
+                first.message,
+            )
+
+    def _count(self, group: Group, appended: GroupAppend) -> None:
+        metrics = self._metrics
+        metrics.groups.add(1, group.closed_by)
+        metrics.lines.add(appended.lines)
+        if appended.sanitised:
+            metrics.sanitised.add(appended.sanitised)
+        if appended.non_finite:
+            metrics.non_finite.add(appended.non_finite)
+        if appended.tag_collisions:
+            metrics.tag_collision.add(appended.tag_collisions)
+
+
+def _refuse_http(deliveries: list[Delivery], keys: list[DeliveryKey | None], tell: Callable[[Committed], None]) -> None:
+    """Take HTTP writes out of a group that no disk takes: their senders can try again elsewhere or later."""
+    refused = [delivery for delivery in deliveries if delivery.on_done is not None]
+    kept = [(delivery, key) for delivery, key in zip(deliveries, keys, strict=True) if delivery.on_done is None]
+    deliveries[:] = [delivery for delivery, _ in kept]
+    keys[:] = [key for _, key in kept]
+    result = DeliveryResult(0, (), "the log cannot be written")
+    tell(Committed((), [(delivery.on_done, result) for delivery in refused if delivery.on_done is not None]))
