@@ -132,6 +132,13 @@ def size_text(size_bytes: int) -> str:
     return f"{amount:.4g} {unit}" if amount < 1000 else f"{amount:.0f} {unit}"
 
 
+def time_text(time_ns: int) -> str:
+    """Return a time as RFC 3339 in UTC, with a fraction only when there is one."""
+    seconds, rest_ns = divmod(time_ns, 1_000_000_000)
+    fraction = f".{rest_ns:09}" if rest_ns else ""
+    return (_EPOCH + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S") + fraction + "Z"
+
+
 def _quantity(value: object, expected: str) -> tuple[float, str]:
     """Return (number, unit); the unit is empty for 0 only."""
     if value == 0 and not isinstance(value, bool):

@@ -19,7 +19,8 @@ from edge_appliance.buffer import Buffer
 from edge_appliance.core.append import Appender, GroupAppend
 from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult
 from edge_appliance.core.segment import Segment
-from edge_appliance.core.wal_record import FrameType, encode_group
+from edge_appliance.core.wal_record import encode_group
+from edge_appliance.core.wal_frame import FrameType
 from edge_appliance.dead_letters import DeadLetters
 from edge_appliance.durable import free_bytes
 from edge_appliance.errors import DiskError

@@ -1,4 +1,4 @@
-"""From PUBLISH packets to deliveries, and the order in which their acknowledgements may leave.
+"""From PUBLISH packets to deliveries.
 
 Owns what is decided about a message on the event loop: its arrival time, its route, whether it is skipped
 or rejected before its bytes are read. Knows no connection beyond its epoch. Event loop only.
@@ -6,7 +6,7 @@ or rejected before its bytes are read. Knows no connection beyond its epoch. Eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from edge_appliance.core.delivery import ArrivalClock, Delivery, LineError, Origin, Reason
@@ -100,37 +100,3 @@ def _unrouted(topic: bytes) -> Origin:
         label=topic.decode(errors="backslashreplace"),
         route=_NO_ROUTE,
     )
-
-
-class AckOrder:
-    """Packet ids of one connection that are not acknowledged yet, in receive order.
-
-    The standard wants PUBACKs in the order of the PUBLISHes: a delivery that is not finished holds back the
-    ones behind it.
-    """
-
-    def __init__(self) -> None:
-        # A dict keeps its order of insertion; the value says whether the delivery is finished.
-        self._open: dict[int, bool] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def took(self, deliveries: Iterable[Delivery]) -> None:
-        """Remember deliveries that will need an acknowledgement."""
-        self._open.update({delivery.packet_id: False for delivery in deliveries if delivery.qos})
-
-    def finish(self, packet_ids: Iterable[int]) -> list[int]:
-        """Note finished deliveries; return the ids that may be acknowledged now. Unknown ids are ignored."""
-        waiting = self._open
-        for packet_id in packet_ids:
-            if packet_id in waiting:
-                waiting[packet_id] = True
-        ready = []
-        for packet_id, is_finished in waiting.items():
-            if not is_finished:
-                break
-            ready.append(packet_id)
-        for packet_id in ready:
-            del waiting[packet_id]
-        return ready

@@ -139,7 +139,7 @@ class Framer:
         if not topic:
             # In MQTT 5 an empty topic stands for a topic alias; we allow none.
             raise _MalformedError("a PUBLISH without a topic")
-        payload = data[at:stop] if not skipped_bytes else data[at : at + KEPT_BYTES]
+        payload = data[at:stop] if not skipped_bytes else data[at : min(stop, at + KEPT_BYTES)]
         return Publish(command & 0x0F, topic, packet_id, payload, skipped_bytes)
 
     def _skip(self, data: bytes, position: int, body: int, stop: int, packets: list[Publish | Packet]) -> bool:

@@ -10,8 +10,9 @@ import contextlib
 import socket
 import ssl
 import threading
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
+
+from edge_appliance.mqtt_settings import MqttSettings, TlsSettings
 
 _STEP_TIMEOUT_S: Final = 10.0
 """Limit of one blocking step: one address tried, or one read of the TLS handshake."""
@@ -19,33 +20,7 @@ _STEP_TIMEOUT_S: Final = 10.0
 _TLS_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
-    """How the broker is verified, and what we show it. Files are read again at each connect."""
-
-    ca_file: str | None = None
-    """Authorities to trust; None: those of the system."""
-    cert_file: str | None = None
-    """Our certificate with its chain, for brokers that ask for one."""
-    key_file: str | None = None
-    """Its private key; None: it is in `cert_file`."""
-    server_name: str | None = None
-    """Name that the broker's certificate must carry; None: the host connected to."""
-    min_version: Literal["1.2", "1.3"] = "1.2"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a broker listens."""
-
-    host: str
-    port: int
-    tls: TlsSettings | None = None
-    user_timeout_s: float = 60.0
-    """Sent data that stays unconfirmed for this long ends the connection (TCP_USER_TIMEOUT)."""
-
-
-async def open_socket(endpoint: Endpoint) -> socket.socket:
+async def open_socket(settings: MqttSettings) -> socket.socket:
     """Connect without blocking the loop; OSError says why it failed. Cancelling closes a socket that comes late."""
     loop = asyncio.get_running_loop()
     opened: asyncio.Future[socket.socket] = loop.create_future()
@@ -61,11 +36,11 @@ async def open_socket(endpoint: Endpoint) -> socket.socket:
     def work() -> None:
         outcome: socket.socket | OSError
         try:
-            outcome = _open(endpoint)
+            outcome = _open(settings)
         except OSError as error:
             outcome = error
         except ValueError as error:  # a host name that cannot be one
-            outcome = OSError(f"{endpoint.host}: {error}")
+            outcome = OSError(f"{settings.host}: {error}")
         try:
             loop.call_soon_threadsafe(settle, outcome)
         except RuntimeError:  # the loop has ended meanwhile
@@ -81,18 +56,19 @@ def _close(outcome: socket.socket | OSError) -> None:
         outcome.close()
 
 
-def _open(endpoint: Endpoint) -> socket.socket:
-    context = None if endpoint.tls is None else _tls_context(endpoint.tls)
-    plain = socket.create_connection((endpoint.host, endpoint.port), timeout=_STEP_TIMEOUT_S)
+def _open(settings: MqttSettings) -> socket.socket:
+    context = None if settings.tls is None else _tls_context(settings.tls)
+    plain = socket.create_connection((settings.host, settings.port), timeout=_STEP_TIMEOUT_S)
     try:
         # An ack is smaller than a segment; it must not wait for the next one.
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(AttributeError):  # Linux only
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(endpoint.user_timeout_s * 1000))
-        if context is None or endpoint.tls is None:
+            # What we send and nobody confirms ends the link no later than an unanswered ping does.
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(2000 * settings.keepalive_s))
+        if context is None or settings.tls is None:
             ready: socket.socket = plain
         else:
-            ready = context.wrap_socket(plain, server_hostname=endpoint.tls.server_name or endpoint.host)
+            ready = context.wrap_socket(plain, server_hostname=settings.tls.server_name or settings.host)
         ready.setblocking(False)
     except BaseException:
         plain.close()

@@ -5,7 +5,7 @@ Rows live in memory until they are persisted, and a crash loses them; health sho
 
 from __future__ import annotations
 
-from edge_appliance.core.wal_record import FrameType
+from edge_appliance.core.wal_frame import FrameType
 
 
 class NoWal:

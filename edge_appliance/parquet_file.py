@@ -110,7 +110,7 @@ def read_footer(path: Path) -> PartFooter:
 def _row_group_rows(table: pa.Table) -> int:
     if not table.num_rows:
         return _ROW_GROUP_ROWS
-    by_bytes = _ROW_GROUP_BYTES * table.num_rows // max(table.nbytes, 1)
+    by_bytes: int = _ROW_GROUP_BYTES * table.num_rows // max(table.nbytes, 1)
     return max(1, min(_ROW_GROUP_ROWS, by_bytes))
 
 

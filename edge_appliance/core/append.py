@@ -32,8 +32,8 @@ from edge_appliance.core.line_protocol import (
     locate_field,
     parse,
     parse_spans,
-    sample,
 )
+from edge_appliance.core.line_split import sample
 from edge_appliance.core.schema import Schema, check_kind
 from edge_appliance.core.segment import DAY_NS, ROW_BYTES, VALUE_BYTES, Segment, SeriesHead, TableBuffer
 from edge_appliance.core.wal_record import GroupRecord, LoggedEntry
@@ -110,17 +110,9 @@ class Appender:
         origin = delivery.origin
         context = segment.contexts.get(origin)
         if context is None:
-            if len(segment.contexts) >= MAX_CONTEXTS:
-                segment.contexts.clear()
-            context = segment.contexts[origin] = Context(
-                precision=origin.precision,
-                arrival_ns=0,
-                route_tags=origin.tags,
-                heads=segment.heads.setdefault((origin.database, origin.tags), {}),
-                limits=self.limits,
-                min_time_ns=origin.min_time_ns,
-                max_time_ns=None,
-            )
+            heads = segment.heads.setdefault((origin.database, origin.tags), {})
+            context = Context(origin.precision, 0, origin.tags, heads, self.limits, origin.min_time_ns)
+            _keep_context(segment, origin, context)
         context.arrival_ns = delivery.arrival_ns
         if origin.max_future_ns is not None:
             context.max_time_ns = None if delivery.clock_unset else delivery.arrival_ns + origin.max_future_ns
@@ -143,7 +135,7 @@ class Appender:
             lines = []
         append_line = self._append_line
         database = delivery.origin.database
-        heads = context.heads
+        heads = segment.heads[database, delivery.origin.tags]
         spans: list[bytes] = []
         times = array("q")
         for line in lines:
@@ -250,7 +242,7 @@ class Appender:
                 if tag not in schema.kinds:
                     self.schema.add_column(schema, tag, Kind.TAG)
             ref = segment.add_series(buffer, head.tags)
-            series_head = SeriesHead(head, buffer, ref)
+            series_head = SeriesHead(head.measurement, head.tags, head.collisions, head.tag_names, buffer, ref)
             if len(heads) < MAX_HEADS_PER_SERIES * (len(buffer.series) + 1_000):
                 segment.add_head(heads, line.raw_head, series_head)
             error = self._append_line(segment, database, heads, line._replace(head=series_head), undo)
@@ -277,26 +269,17 @@ class Appender:
     ) -> None:
         context_key = (entry.database, entry.precision, entry.tags)
         context = segment.contexts.get(context_key)
+        heads = segment.heads.setdefault((entry.database, entry.tags), {})
         if context is None:
-            if len(segment.contexts) >= MAX_CONTEXTS:
-                segment.contexts.clear()
-            heads = segment.heads.setdefault((entry.database, entry.tags), {})
-            context = segment.contexts[context_key] = Context(
-                precision=entry.precision,
-                arrival_ns=0,
-                route_tags=entry.tags,
-                heads=heads,
-                limits=None,
-                min_time_ns=None,
-                max_time_ns=None,
-            )
+            context = Context(entry.precision, 0, entry.tags, heads, limits=None)
+            _keep_context(segment, context_key, context)
         context.arrival_ns = entry.arrival_ns
         parsed = parse_spans(entry.spans, context)
         lines = parsed.lines
         times = array("q", [line.time_ns for line in lines])
         if parsed.errors or zlib.crc32(times) != entry.times_crc:
             done.mismatches.append(f"{len(entry.spans)} logged lines gave {len(lines)} rows or other times")
-        database, heads = entry.database, context.heads
+        database = entry.database
         for line in lines:
             if is_covered is not None and is_covered(database, line.head.measurement, line.time_ns // DAY_NS):
                 done.covered += 1
@@ -331,6 +314,12 @@ class _Undo:
         tables = self._segment.tables
         for buffer in [b for b in self._segment.touched if (b.schema.database, b.schema.name) not in tables]:
             del self._segment.touched[buffer]
+
+
+def _keep_context(segment: Segment, key: object, context: Context) -> None:
+    if len(segment.contexts) >= MAX_CONTEXTS:
+        segment.contexts.clear()
+    segment.contexts[key] = context
 
 
 def _append_row(buffer: TableBuffer, ref: int, time_ns: int, targets: Sequence[tuple[TailColumn, Any]]) -> None:

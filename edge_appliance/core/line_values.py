@@ -23,7 +23,7 @@ BOOLS: Final[Mapping[bytes, bool]] = {
 
 NS_PER_UNIT: Final[Mapping[str, int]] = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
-Form = Literal["float", "int", "uint", "bool", "no_value", "out_of_range", "bad"]
+Form = Literal["float", "int", "uint", "bool", "string", "no_value", "out_of_range", "bad"]
 
 _FLOAT: Final = re.compile(rb"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INT: Final = re.compile(rb"-?[0-9]+i")

@@ -12,6 +12,8 @@ from __future__ import annotations
 import datetime as dt
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -33,7 +35,8 @@ _OFFSET_LIMIT: Final = 2**30
 """String bytes that one array with 32-bit offsets may hold; rows of a single key may exceed it."""
 
 
-class Slice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slice:
     """One sorted table: slice `number` of `count` of a date. Columns: time, time_ns, tags, fields."""
 
     date: dt.date
@@ -67,7 +70,7 @@ def sort_and_merge(row_set: RowSet, slice_bytes: int = SLICE_BYTES) -> Iterator[
     order = _order_by(series)
     order = order.take(_order_by(time.take(order)))
     for date, cuts in _plan(time.take(order), series.take(order), row_bytes.take(order), slice_bytes):
-        for number, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for number, (start, stop) in enumerate(pairwise(cuts)):
             rows = order.slice(start, stop - start)
             size_bytes = pc.sum(row_bytes.take(rows)).as_py()
             gathered = _gather(row_set.chunks, rows.take(_order_by(rows)), fields, size_bytes)
@@ -102,7 +105,7 @@ def _plan(
         start = stop
 
 
-class _Values(Sequence[int]):
+class _Values:
     """An integer array without nulls, read one value at a time, as bisect does."""
 
     def __init__(self, values: pa.Array) -> None:
@@ -111,8 +114,8 @@ class _Values(Sequence[int]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __getitem__(self, position: int) -> int:  # type: ignore[override]
-        return self._values[position].as_py()  # type: ignore[no-any-return]
+    def __getitem__(self, position: int) -> int:
+        return int(self._values[position].as_py())
 
 
 def _key_end(times: _Values, refs: _Values, position: int, stop: int) -> int:
@@ -214,9 +217,8 @@ def _slice(
     order = _order_by(arrival["t"])
     place = tags.place.take(arrival["s"])
     order = order.take(_order_by(place.take(order)))
-    place, time = place.take(order), arrival["t"].take(order)
-    ends = _key_ends(place, time)
-    series, time = arrival["s"].take(order), time
+    series, time = arrival["s"].take(order), arrival["t"].take(order)
+    ends = _key_ends(place.take(order), time)
     if ends is not None:
         series, time = series.take(ends), time.take(ends)
     arrays, names = _time_columns(time), ["time", "time_ns"]
@@ -229,9 +231,7 @@ def _slice(
             arrays.append(_last_written(written, order, ends).cast(STORED_TYPES[column.kind]))
             names.append(file_column(column.name))
     low_high = pc.min_max(time)
-    return Slice(
-        date, number, count, pa.table(arrays, names=names), low_high["min"].as_py(), low_high["max"].as_py()
-    )
+    return Slice(date, number, count, pa.table(arrays, names=names), low_high["min"].as_py(), low_high["max"].as_py())
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -253,9 +253,8 @@ def _last_written(written: pa.Array, order: pa.UInt64Array, ends: pa.UInt64Array
         return written.take(order)
     if not written.null_count:
         return written.take(order.take(ends))
-    position = pa.array(range(0), pa.uint64()) if not len(order) else _positions(len(order))
     # The last row up to each one that has a value; where that lies before the key's first row, it has none.
-    valued = pc.if_else(pc.is_valid(written).take(order), position, pa.scalar(None, pa.uint64()))
+    valued = pc.if_else(pc.is_valid(written).take(order), _positions(len(order)), pa.scalar(None, pa.uint64()))
     last = pc.fill_null_forward(valued).take(ends)
     starts = pa.concat_arrays([pa.array([0], pa.uint64()), pc.add(ends.slice(0, len(ends) - 1), 1)])
     last = pc.if_else(pc.greater_equal(last, starts), last, pa.scalar(None, pa.uint64()))

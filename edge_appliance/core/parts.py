@@ -70,9 +70,7 @@ def utc_date(time_ns: int) -> dt.date:
 
 def set_key(part: Part) -> PartSetKey:
     """The part set that `part` is a slice of."""
-    return PartSetKey(
-        part.database, part.table, part.date, part.node, part.incarnation, part.rank_lo, part.rank_hi
-    )
+    return PartSetKey(part.database, part.table, part.date, part.node, part.incarnation, part.rank_lo, part.rank_hi)
 
 
 def age(part: Part) -> tuple[int, int, str, str, dt.date, int]:
@@ -98,7 +96,7 @@ def encode_name(name: str) -> str:
 
 
 def part_key(part: Part) -> str:
-    """Path of a part in the store: `<database>/<table>/date=YYYY-MM-DD/<node>-<incarnation>-<lo>-<hi>-<slice>.parquet`."""
+    """Path in the store: `<database>/<table>/date=YYYY-MM-DD/<node>-<incarnation>-<lo>-<hi>-<slice>.parquet`."""
     return (
         f"{encode_name(part.database)}/{encode_name(part.table)}/date={part.date.isoformat()}/"
         f"{encode_name(part.node)}-{part.incarnation}-{part.rank_lo:020}-{part.rank_hi:020}-{part.slice:04}.parquet"

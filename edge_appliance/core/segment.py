@@ -8,6 +8,7 @@ under the buffer's lock; everything else is the ingest thread's alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_appliance.core.columns import OPEN_RANK, Chunk, RowSet, SeriesTags, Tail
@@ -25,15 +26,12 @@ VALUE_BYTES: Final = 12
 """Tail cost of a row (ref and time) and of one value (row number and 8 bytes)."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SeriesHead(Head):
     """The head of a known series, as the parser gets it back: where its rows go."""
 
-    __slots__ = ("buffer", "ref")
-
-    def __init__(self, head: Head, buffer: TableBuffer, ref: int) -> None:
-        super().__init__(head.measurement, head.tags, head.collisions)
-        self.buffer = buffer
-        self.ref = ref
+    buffer: TableBuffer
+    ref: int
 
 
 class TableBuffer:

@@ -94,8 +94,8 @@ def formats(encode_parquet: Callable[[pa.Schema, Batches], bytes]) -> dict[str, 
     known = (
         Format("json", "application/json", json_array),
         Format("jsonl", "application/jsonl", json_lines),
-        Format("csv", "text/csv", csv),
-        Format("pretty", "text/plain", pretty),
+        Format("csv", "text/csv; charset=utf-8", csv),
+        Format("pretty", "text/plain; charset=utf-8", pretty),
         Format("parquet", "application/vnd.apache.parquet", parquet),
     )
     return {known_format.name: known_format for known_format in known}

@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from aiohttp import web
@@ -47,6 +47,15 @@ _MEDIA_TYPES: Final = {
     "application/vnd.apache.parquet": "parquet",
 }
 _USE_SQL: Final = "use SQL: GET or POST /api/v3/query_sql with db and q"
+
+
+class _Asked(msgspec.Struct):
+    """The parameters, as they may be stated."""
+
+    q: Annotated[str, msgspec.Meta(min_length=1)]
+    db: str = ""
+    format: str = ""
+    params: dict[str, str | int | float | bool | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +145,22 @@ class Queries:
     async def _send(self, request: web.Request, result_format: Format, answer: Answer) -> web.StreamResponse:
         pieces = result_format.encode(answer.schema, answer.batches)
         piece, has_more = await self._encoded(pieces)
-        content_type = {"Content-Type": f"{result_format.content_type}; charset=utf-8"}
-        if result_format.name == "parquet":
-            content_type = {"Content-Type": result_format.content_type}
+        headers = {"Content-Type": result_format.content_type}
         if not has_more:
-            return web.Response(body=piece, headers=content_type)
-        response = web.StreamResponse(headers=content_type)
+            return web.Response(body=piece, headers=headers)
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         try:
             while piece:
                 async with asyncio.timeout(self._needs.limits.send_timeout_s):
                     await response.write(piece)
                 piece, has_more = await self._encoded(pieces) if has_more else (b"", False)
-        except BaseException:
+        except BaseException as error:
             # Cut off, not ended: what was sent so far must not look like a whole result.
             if request.transport is not None:
                 request.transport.abort()
+            if isinstance(error, TimeoutError):
+                raise ConnectionResetError("the client stopped reading its result") from error
             raise
         return response
 
@@ -162,25 +171,19 @@ class Queries:
         fields = await self._fields(request)
         if isinstance(fields, web.Response):
             return fields
-        sql, database = fields.get("q"), fields.get("db", "")
-        if not isinstance(sql, str) or not sql.strip():
-            return refuse(request, 400, "the parameter q is missing: one SQL statement")
-        if not isinstance(database, str):
-            return refuse(request, 400, "the parameter db must be a name")
-        if not database:
-            names = self._needs.databases()
-            if len(names) != 1:
-                known = ", ".join(sorted(names)[:20]) or "none"
-                return refuse(request, 400, f"the parameter db is missing; databases: {known}")
-            database = names[0]
-        name = fields.get("format") or _accepted(request.headers.get("Accept", ""))
-        result_format = self._formats.get(name) if isinstance(name, str) else None
+        try:
+            if isinstance(fields.get("params"), str):
+                fields["params"] = msgspec.json.decode(fields["params"])
+            asked = msgspec.convert(fields, _Asked)
+        except ValueError as error:
+            return refuse(request, 400, f"bad parameters: {error}")
+        result_format = self._formats.get(asked.format or _accepted(request.headers.get("Accept", "")))
         if result_format is None:
             return refuse(request, 400, f"the format must be one of {', '.join(self._formats)}")
-        params = _params(fields.get("params"))
-        if isinstance(params, str):
-            return refuse(request, 400, params)
-        return _Question(database, sql, result_format, params)
+        names = [asked.db] if asked.db else sorted(self._needs.databases())
+        if len(names) != 1:
+            return refuse(request, 400, f"the parameter db is missing; databases: {', '.join(names[:20]) or 'none'}")
+        return _Question(names[0], asked.q, result_format, asked.params or None)
 
     async def _fields(self, request: web.Request) -> dict[str, Any] | web.Response:
         """Parameters of the URL, overridden by those of a JSON or form body."""
@@ -193,10 +196,12 @@ class Queries:
             return body
         try:
             if body.lstrip().startswith(b"{"):
-                return fields | msgspec.json.decode(body)
-            return fields | dict(urllib.parse.parse_qsl(body.decode(), max_num_fields=20))
+                fields.update(msgspec.json.decode(body, type=dict[str, Any]))
+            else:
+                fields.update(urllib.parse.parse_qsl(body.decode(), max_num_fields=20))
         except ValueError as error:
             return refuse(request, 400, f"the body is neither JSON nor a form: {error}")
+        return fields
 
 
 def _accepted(header: str) -> str:
@@ -205,19 +210,3 @@ def _accepted(header: str) -> str:
         if name:
             return name
     return "json"
-
-
-def _params(stated: object) -> dict[str, Any] | None | str:
-    """Placeholder values by name, None without any; a sentence when they are not an object of plain values."""
-    try:
-        params = msgspec.json.decode(stated) if isinstance(stated, str) and stated else stated or None
-    except msgspec.DecodeError as error:
-        return f"the parameter params is not JSON: {error}"
-    if params is None:
-        return None
-    if not isinstance(params, dict):
-        return "the parameter params must be an object of names and values"
-    for name, value in params.items():
-        if not isinstance(value, str | int | float | bool | None):
-            return f"the value of the placeholder ${name} must be text, a number, true, false or null"
-    return params

@@ -40,5 +40,5 @@ def _password(credentials: str) -> str | None:
         pair = base64.b64decode(credentials, validate=True).decode()
     except (binascii.Error, ValueError):
         return None
-    user, colon, password = pair.partition(":")
+    _user, colon, password = pair.partition(":")
     return password if colon else None

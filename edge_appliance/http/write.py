@@ -67,28 +67,31 @@ class Writes:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one write."""
         refusal = self._refuse_now(request)
+        if refusal is None and self._in_flight >= self._limits.max_writes:
+            refusal = refuse(request, 503, "too many writes at once", retry_after_s=_FULL_RETRY_S)
         if refusal is not None:
             return refusal
-        if self._in_flight >= self._limits.max_writes:
-            return refuse(request, 503, "too many writes at once", retry_after_s=_FULL_RETRY_S)
         target = _target(request)
         if isinstance(target, web.Response):
             return target
         self._in_flight += 1
         try:
-            with self._held.share() as share:
-                body = await read_body(request, self._limits, share, self._workers)
-                if isinstance(body, web.Response):
-                    return body
-                if not body:
-                    return web.Response(status=204)
-                # Asked again: reading the body may have taken a minute.
-                refusal = self._refuse_now(request)
-                if refusal is not None:
-                    return refusal
-                return _answer(request, await self._commit(request, target, body))
+            return await self._write(request, target)
         finally:
             self._in_flight -= 1
+
+    async def _write(self, request: web.Request, target: _Target) -> web.Response:
+        with self._held.share() as share:
+            body = await read_body(request, self._limits, share, self._workers)
+            if isinstance(body, web.Response):
+                return body
+            if not body:
+                return web.Response(status=204)
+            # Asked again: reading the body may have taken a minute.
+            refusal = self._refuse_now(request)
+            if refusal is not None:
+                return refusal
+            return _answer(request, await self._commit(request, target, body))
 
     def _refuse_now(self, request: web.Request) -> web.Response | None:
         refusal = refuse_unless_running(request, self._needs.health)

@@ -1,7 +1,8 @@
-"""Payloads of WAL records: what a group, a begin and an end of a persist say. Pure bytes in, values out.
+"""WAL records: what a group, and the begin and the end of a persist, say. Pure bytes in, values out.
 
-A payload reaches a decoder only after its checksum was compared; the decoders still raise nothing but FormatError
-on any bytes. Numbers are little-endian; `text` is a u32 length and UTF-8.
+The frames around these payloads, and the file around the frames, are drawn in `wal_frame`. A payload reaches a decoder
+only after its checksum was compared; the decoders still raise nothing but FormatError on any bytes. Numbers are
+little-endian; `text` is a u32 length and UTF-8.
 
     GROUP    u16 parser version, u16 0, u32 D definitions, u32 C contexts, u32 N entries, u32 K keys, u32 L lines
              D x definition   text database, text table, u32 columns, columns x u8 kind, columns x text name
@@ -38,7 +39,27 @@ from edge_appliance.core.delivery import (
     TableDefinition,
     Tags,
 )
+from edge_appliance.core.wal_frame import FileHeader, Frame, FrameType, decode_header, encode_frame, encode_header
 from edge_appliance.errors import FormatError
+
+__all__ = [
+    "FileHeader",
+    "Frame",
+    "FrameType",
+    "GroupRecord",
+    "LoggedEntry",
+    "PersistBegin",
+    "decode_begin",
+    "decode_end",
+    "decode_group",
+    "decode_header",
+    "encode_begin",
+    "encode_end",
+    "encode_frame",
+    "encode_group",
+    "encode_header",
+    "group_rows",
+]
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("auto", "ns", "us", "ms", "s")
 SOURCES: Final[tuple[Source, ...]] = ("mqtt", "http")
@@ -120,6 +141,11 @@ def encode_group(record: GroupRecord) -> bytes:
             *spans,
         )
     )
+
+
+def group_rows(payload: bytes) -> int:
+    """Number of rows that a GROUP payload states, read without decoding it; 0 when it is too short for one."""
+    return int(_GROUP.unpack_from(payload)[-1]) if len(payload) >= _GROUP.size else 0
 
 
 def decode_group(payload: bytes) -> GroupRecord:

@@ -1,0 +1,37 @@
+# The everyday commands. Each one sets up what is missing first, which takes no time when nothing is.
+#
+#   make run                    broker, appliance and a simulated fleet until Ctrl-C
+#   make run FOR=20s            the same for 20 seconds
+#   make run DEMO=0             without the fleet: publish to it yourself
+#   make test                   all tests        (make test ARGS="tests/core -x")
+#   make bench                  measurements     (make bench ARGS="--only a,c --scale 0.1")
+#   make lint                   ruff and mypy
+#   make crash N=1000 SEED=7    many more kills than the tests do
+
+PYTHON ?= python3
+BIN := .venv/bin
+N ?= 1000
+
+.PHONY: run test bench lint crash setup
+
+run: setup
+	@exec $(BIN)/python packaging/demo/demo.py
+
+test: setup
+	$(BIN)/pytest $(ARGS)
+
+bench: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'line-protocol-parser>=2,<3' \
+		|| echo 'line-protocol-parser cannot be had: what is compared with it is skipped'
+	$(BIN)/python tests/bench/bench.py $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+crash: setup
+	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py $(ARGS)
+
+setup:
+	@PYTHON='$(PYTHON)' packaging/setup.sh

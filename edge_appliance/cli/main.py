@@ -1,0 +1,96 @@
+"""The command line: find the command, let it run, turn what went wrong into one line and an exit code.
+
+Only the module of the command in question is imported, so that a short question gets a quick answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
+
+from edge_appliance.cli.command import CommandError, Exit
+from edge_appliance.errors import ConfigError, EdgeError, PathError
+
+COMMANDS: Final = {
+    "run": "take data in, keep it and serve it until stopped",
+    "check-config": "check the configuration and name every fault",
+    "query": "ask the running daemon with SQL",
+    "status": "show how the running daemon is doing",
+    "wal": "inspect or verify files of the write-ahead log",
+    "rejects": "list rejected lines with their reasons",
+    "version": "show the version",
+}
+
+
+class Command(Protocol):
+    """What the module of a command offers."""
+
+    EXAMPLES: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's options."""
+
+    def execute(self, arguments: argparse.Namespace) -> int:
+        """Do it; return the exit code."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; a usage error exits with 2, as argparse does."""
+    try:
+        code = _dispatch(argv)
+        sys.stdout.flush()
+    except EdgeError as error:
+        print(error, file=sys.stderr)
+        return _exit_code(error)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more on its way out; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.BROKEN_PIPE
+    return code
+
+
+def _dispatch(argv: Sequence[str] | None) -> int:
+    chosen = _parser().parse_args(argv)
+    module = importlib.import_module(f"edge_appliance.cli.{chosen.command.replace('-', '_')}")
+    command = cast("Command", module)
+    parser = argparse.ArgumentParser(
+        prog=f"edge-appliance {chosen.command}",
+        description=f"{COMMANDS[chosen.command].capitalize()}.",
+        epilog=f"examples:\n{command.EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    return command.execute(parser.parse_args(chosen.arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="edge-appliance",
+        description="Edge gateway time-series appliance: MQTT in, durable log, Parquet out, SQL over both.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+        + "\n\nexample:\n  edge-appliance status\n\n'edge-appliance COMMAND --help' explains one command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s COMMAND [ARGUMENT ...]",
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="what the command takes")
+    return parser
+
+
+def _exit_code(error: EdgeError) -> Exit:
+    match error:
+        case CommandError():
+            return error.code
+        case ConfigError():
+            return Exit.CONFIGURATION
+        case PathError():
+            return Exit.CANNOT_CREATE
+    return Exit.FAILED

@@ -1,0 +1,63 @@
+"""`edge-appliance run`: tell systemd that we are on the way, load the configuration, start the appliance."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+from typing import Final
+
+from edge_appliance import config, systemd
+from edge_appliance.cli.command import Exit, add_config_option
+from edge_appliance.errors import ConfigError, PathError
+
+log = logging.getLogger(__name__)
+
+EXAMPLES = "  edge-appliance run\n  edge-appliance run --config ./edge-appliance.toml"
+
+IMPORT_TIMEOUT_S: Final = 120.0
+"""Time to read the packages from a slow card; from then on the appliance extends it by its own progress."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_config_option(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run until stopped. Faults go to the log, so that the journal has them with their priority."""
+    notifier = systemd.Notifier()
+    # Before the heavy imports: a first message after TimeoutStartSec would come too late.
+    notifier.extend_timeout(IMPORT_TIMEOUT_S)
+    notifier.status("starting")
+    set_up_logging()
+    try:
+        settings = config.load(arguments.config, purpose="run")
+        logging.getLogger().setLevel(settings.log.level.upper())
+        if settings.notices:
+            log.info("%s", "\n".join(settings.notices))
+        return start(settings)
+    except ConfigError as error:
+        notifier.status(f"configuration: {error.faults[0]}")
+        log.error("the configuration has %d fault(s):\n%s", len(error.faults), error)  # noqa: TRY400 - no traceback
+        return Exit.CONFIGURATION
+    except PathError as error:
+        notifier.status(str(error))
+        log.error("%s", error)  # noqa: TRY400 - a person's mistake gets no traceback
+        return Exit.CANNOT_CREATE
+    finally:
+        notifier.close()
+
+
+def set_up_logging() -> None:
+    """Send all log lines to stderr, in the journal's form when stderr is the journal."""
+    root = logging.getLogger()
+    root.addHandler(systemd.journal_handler())
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(capture=True)
+
+
+def start(settings: config.Config) -> int:
+    """Hand over to the appliance, which imports everything it will ever need."""
+    appliance = importlib.import_module("edge_appliance.appliance")
+    return int(appliance.run(settings))

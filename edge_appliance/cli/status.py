@@ -1,0 +1,124 @@
+"""`edge-appliance status`: the daemon's own account of itself, for people or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from edge_appliance import config
+from edge_appliance.cli.command import CommandError, Exit, add_config_option
+from edge_appliance.cli.daemon import Daemon, refusal
+from edge_appliance.config_values import size_text
+
+EXAMPLES = "  edge-appliance status\n  edge-appliance status --json | jq .metrics.edge_appliance_buffer_bytes"
+
+_TIMEOUT_S: Final = 10.0
+_PREFIX: Final = "edge_appliance_"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_config_option(parser)
+    parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Ask for the status and print it; a daemon that is still replaying answers, too."""
+    settings = config.load(arguments.config, purpose="ask")
+    daemon = Daemon(settings.http)
+    with daemon.get("/api/v1/status", timeout_s=_TIMEOUT_S) as response:
+        if response.status not in (http.client.OK, http.client.SERVICE_UNAVAILABLE):
+            raise refusal(response)
+        try:
+            status = json.loads(response.read())
+        except (ValueError, OSError, http.client.HTTPException) as error:
+            raise CommandError(Exit.FAILED, f"{daemon.address} does not answer like edge-appliance") from error
+    if not isinstance(status, dict) or "phase" not in status:
+        raise CommandError(Exit.FAILED, f"{daemon.address} does not answer like edge-appliance")
+    if arguments.json:
+        print(json.dumps(status, indent=2, ensure_ascii=False))
+        return Exit.OK
+    rows = list(lines(status))
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        print(f"{name:<{width}}  {text}")
+    return Exit.OK
+
+
+def lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of the human form; what the daemon did not send is left out."""
+    held, degraded, metrics = str(status.get("held") or ""), status.get("degraded"), status.get("metrics")
+    phase, sentence = str(status["phase"]), str(status.get("status") or "")
+    # While running, the sentence repeats the reasons that get lines of their own here.
+    yield "state", phase if held or degraded or not sentence else sentence
+    if held:
+        yield "waiting", f"nothing is acknowledged: {held}"
+    for key, reason in degraded.items() if isinstance(degraded, dict) else ():
+        if str(reason) not in held:
+            yield "degraded", f"{key}: {reason}"
+    if isinstance(metrics, dict):
+        numbers = _Numbers(metrics)
+        yield from _intake(numbers)
+        yield from _storage(numbers)
+
+
+class _Numbers:
+    """Metrics by short name; labelled ones are summed or shown label by label."""
+
+    def __init__(self, metrics: Mapping[str, object]) -> None:
+        self._metrics = metrics
+
+    def labelled(self, name: str) -> dict[str, float]:
+        value = self._metrics.get(_PREFIX + name)
+        if isinstance(value, dict):
+            return {str(label): n for label, n in value.items() if isinstance(n, (int, float))}
+        return {"": value} if isinstance(value, (int, float)) else {}
+
+    def total(self, name: str) -> float:
+        return sum(self.labelled(name).values())
+
+    def count(self, name: str) -> str:
+        return f"{self.total(name):,.0f}"
+
+    def size(self, name: str) -> str:
+        return size_text(int(self.total(name)))
+
+    def by_label(self, name: str) -> str:
+        parts = [f"{label} {n:,.0f}" for label, n in sorted(self.labelled(name).items(), key=lambda p: -p[1]) if n]
+        return f" ({', '.join(parts)})" if parts else ""
+
+
+def _intake(n: _Numbers) -> Iterator[tuple[str, str]]:
+    connected = "connected" if n.total("broker_connected") else "not connected"
+    yield "broker", connected + (", reading paused" if n.total("broker_read_paused") else "")
+    yield "deliveries", n.count("deliveries_total") + n.by_label("deliveries_total")
+    yield "lines", n.count("lines_total")
+    yield "rejected", f"{n.count('rejected_lines_total')}{n.by_label('rejected_lines_total')}"
+    yield "acked", f"{n.count('acked_total')}, redelivered {n.count('redelivered_total')}"
+    if n.total("dropped_qos0_total"):
+        yield "dropped", f"{n.count('dropped_qos0_total')} QoS 0 deliveries"
+    yield "inbox", n.size("inbox_bytes")
+
+
+def _storage(n: _Numbers) -> Iterator[tuple[str, str]]:
+    limit = n.total("buffer_limit_bytes")
+    share = f" of {size_text(int(limit))} ({n.total('buffer_bytes') / limit:.0%})" if limit else ""
+    yield "buffer", f"{n.size('buffer_bytes')}{share}, segments{n.by_label('segments') or ' 0'}"
+    yield "log", f"{n.size('wal_bytes')} in {n.count('wal_files')} files, {n.count('wal_fsyncs_total')} syncs"
+    commit = n.labelled("commit_seconds")
+    if commit.get("count"):
+        yield "commit", f"p50 {_milliseconds(commit['p50'])}, p99 {_milliseconds(commit['p99'])}"
+    yield "parts", f"{n.count('parts')}{n.by_label('parts')}, {n.size('part_bytes')}, spool {n.size('spool_bytes')}"
+    yield "dead letters", f"{n.count('dead_letters_total')}, {n.size('dead_letter_bytes')} on disk"
+    if n.total("quarantine_files"):
+        yield "quarantine", f"{n.count('quarantine_files')} files"
+    if n.total("replay_seconds"):
+        yield "replay", f"{n.count('replay_lines')} lines in {n.total('replay_seconds'):.1f} s"
+    yield "memory", f"{n.size('resident_memory_bytes')} resident"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"≤ {seconds * 1000:g} ms"

@@ -1,0 +1,110 @@
+"""What the catalog knows, as a value, and `apply`, which says what it knows after a change.
+
+Pure: the catalog keeps a state in memory and carries the same changes to its database.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from edge_appliance.core.delivery import ColumnDefinition, Kind, TableDefinition
+from edge_appliance.core.parts import Part
+
+TableKey = tuple[str, str]
+"""Database and table."""
+PartKey = tuple[str, str, dt.date, str, str, int, int, int]
+"""What makes a part itself: all but its size, its rows and where it lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogState:
+    """Everything in the catalog. Numbers are the highest ever seen; they and the generation never fall."""
+
+    node: str
+    incarnation: str
+    """8 hex digits, new with each state directory: names of parts never repeat in the store."""
+    generation: int = 0
+    tables: Mapping[TableKey, Mapping[str, Kind]] = field(default_factory=dict)
+    """Columns by name, in order of definition."""
+    parts_by_key: Mapping[PartKey, Part] = field(default_factory=dict)
+    persisted_segments: frozenset[int] = frozenset()
+    """Segments whose parts are listed, until their file is gone and the directory synced: replay skips them."""
+    filters: tuple[str, ...] = ()
+    """Topic filters of the last subscription."""
+    max_segment_id: int = 0
+    max_sequence: int = 0
+
+    @property
+    def definitions(self) -> list[TableDefinition]:
+        """All tables with their columns in order of definition."""
+        return [
+            TableDefinition(database, table, tuple(ColumnDefinition(name, kind) for name, kind in columns.items()))
+            for (database, table), columns in self.tables.items()
+        ]
+
+    @property
+    def parts(self) -> list[Part]:
+        """All live parts."""
+        return list(self.parts_by_key.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One transaction. Doing it twice is the same as doing it once, but for the generation."""
+
+    definitions: Collection[TableDefinition] = ()
+    parts: Collection[Part] = ()
+    """Listed from now on, or listed already and changed."""
+    persisted: Collection[int] = ()
+    forgotten: Collection[int] = ()
+    filters: tuple[str, ...] | None = None
+    segment_id: int = 0
+    """A number that was given out; 0 says nothing."""
+    sequence: int = 0
+
+
+def part_identity(part: Part) -> PartKey:
+    """What makes `part` itself."""
+    return (
+        part.database,
+        part.table,
+        part.date,
+        part.node,
+        part.incarnation,
+        part.rank_lo,
+        part.rank_hi,
+        part.slice,
+    )
+
+
+def apply(state: CatalogState, change: Change) -> CatalogState:
+    """What is known after `change`, with the next generation. A column keeps the kind it had first."""
+    parts = state.parts_by_key
+    if change.parts:
+        parts = {**parts, **{part_identity(part): part for part in change.parts}}
+    persisted = state.persisted_segments.union(change.persisted).difference(change.forgotten)
+    return replace(
+        state,
+        generation=state.generation + 1,
+        tables=with_definitions(state.tables, change.definitions),
+        parts_by_key=parts,
+        persisted_segments=persisted,
+        filters=state.filters if change.filters is None else change.filters,
+        max_segment_id=max(state.max_segment_id, change.segment_id, *change.persisted),
+        max_sequence=max(state.max_sequence, change.sequence, *(part.rank_hi for part in change.parts)),
+    )
+
+
+def with_definitions(
+    tables: Mapping[TableKey, Mapping[str, Kind]], definitions: Iterable[TableDefinition]
+) -> Mapping[TableKey, Mapping[str, Kind]]:
+    """`tables` and what `definitions` add to them: known columns keep their kind and place."""
+    result = dict(tables)
+    for database, table, columns in definitions:
+        known = result.get((database, table), {})
+        added = {column.name: column.kind for column in columns if column.name not in known}
+        if added or not known:
+            result[database, table] = {**known, **added}
+    return result

@@ -1,0 +1,105 @@
+"""What one connection has been granted and still owes, and how long to wait for the next. No client, no clock."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+MAX_DELAY_S: Final = 30.0
+_FIRST_DELAY_S: Final = 0.5
+_STEADY_S: Final = 60.0
+"""A link that was up this long counts as good: the next attempt starts from the first delay."""
+
+_REFUSED: Final = 0x80
+"""SUBACK codes from here on are refusals, in 3.1.1 and 5."""
+
+
+class Backoff:
+    """Delays between attempts: doubling, capped, with jitter so that a fleet does not come back in one second."""
+
+    def __init__(self, jitter: Callable[[], float] = random.random) -> None:
+        self._jitter = jitter
+        self._attempts = 0
+
+    def delay_s(self, lived_s: float) -> float:
+        """Seconds to wait after a link that was up for `lived_s` (0: it never was)."""
+        if lived_s >= _STEADY_S:
+            self._attempts = 0
+        longest_s = min(MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._attempts, 10))
+        self._attempts += 1
+        return longest_s * (0.5 + 0.5 * self._jitter())
+
+
+class Subscriptions:
+    """Filters of one connection: asked for, granted, refused."""
+
+    def __init__(self, wanted: Sequence[tuple[str, int]]) -> None:
+        self.wanted = dict(wanted)
+        self.granted: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
+        """Filters with the code of their refusal."""
+        self._asked: dict[int, tuple[str, ...]] = {}
+
+    def asked(self, packet_id: int, filters: Sequence[str]) -> None:
+        """A SUBSCRIBE for these filters was sent."""
+        self._asked[packet_id] = tuple(filters)
+
+    def answered(self, packet_id: int, codes: Sequence[int]) -> None:
+        """A SUBACK came, with one code a filter; a missing code is a refusal, an unknown id is nothing."""
+        for name, code in itertools.zip_longest(self._asked.pop(packet_id, ()), codes, fillvalue=_REFUSED):
+            if not isinstance(name, str):  # more codes than filters
+                break
+            self.granted.pop(name, None)
+            self.refused.pop(name, None)
+            (self.refused if int(code) >= _REFUSED else self.granted)[name] = int(code)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether no SUBACK is due."""
+        return not self._asked
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every filter was granted."""
+        return self.granted.keys() == self.wanted.keys()
+
+    @property
+    def unprotected(self) -> list[str]:
+        """Filters granted with a lower QoS than asked for."""
+        return [name for name, qos in self.granted.items() if qos < self.wanted[name]]
+
+
+class AckOrder:
+    """Packet ids of one connection that are not acknowledged yet, in receive order.
+
+    The standard wants PUBACKs in the order of the PUBLISHes: a delivery that is not finished holds back the
+    ones behind it.
+    """
+
+    def __init__(self) -> None:
+        # A dict keeps its order of insertion; the value says whether the delivery is finished.
+        self._open: dict[int, bool] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def took(self, packet_ids: Iterable[int]) -> None:
+        """Remember deliveries that will need an acknowledgement."""
+        self._open.update(dict.fromkeys(packet_ids, False))
+
+    def finish(self, packet_ids: Iterable[int]) -> list[int]:
+        """Note finished deliveries; return the ids that may be acknowledged now. Unknown ids are ignored."""
+        waiting = self._open
+        for packet_id in packet_ids:
+            if packet_id in waiting:
+                waiting[packet_id] = True
+        ready = []
+        for packet_id, is_finished in waiting.items():
+            if not is_finished:
+                break
+            ready.append(packet_id)
+        for packet_id in ready:
+            del waiting[packet_id]
+        return ready

@@ -1,0 +1,439 @@
+"""The write-ahead log: a directory of files, one a segment, of which the newest is open for appending.
+
+Its rule: what `sync` has confirmed is durable, and nothing else is; a file on which a sync has failed is never synced
+or appended to again, and its successor's header says how much of it counts. One thread uses it; it has no thread of
+its own and never waits for anything but the disk. It does not know what the records mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edge_appliance import durable
+from edge_appliance.core.wal_frame import (
+    BLOCK_BYTES,
+    FORMAT_VERSION,
+    FileHeader,
+    Frame,
+    FrameType,
+    Predecessor,
+    encode_frame,
+    encode_header,
+)
+from edge_appliance.core.wal_record import group_rows
+from edge_appliance.core.wal_scan import Damage
+from edge_appliance.errors import DiskError, EdgeError, FormatError, NewerFormatError, PathError
+from edge_appliance.wal_file import SUFFIX, FileBytes, FileWalk, WalFile, file_name, maybe_segment_id, open_file
+
+_log = logging.getLogger(__name__)
+
+_FILE_MODE: Final = 0o640
+_COPY_BYTES: Final = 1 << 20
+_SALT_BYTES: Final = 4
+
+
+@dataclass(slots=True)
+class _Active:
+    """The file that is appended to."""
+
+    id: int
+    path: Path
+    fd: int
+    salt: int
+    first_sequence: int
+    previous: Predecessor | None
+    next_sequence: int
+    durable_sequence: int
+    end: int = BLOCK_BYTES
+    """Behind the last whole frame; nothing else is ever written over."""
+    durable_length: int = 0
+    """0 until the first sync: the header is synced with the first group."""
+    last_crc: int = 0
+    durable_crc: int = 0
+    is_poisoned: bool = False
+    """Set for good by a failed sync, or a failed write that could not be cut back."""
+
+    def check(self, operation: str) -> None:
+        if self.is_poisoned:
+            cause = OSError(errno.EIO, "an earlier write or sync of this file failed")
+            raise DiskError(operation, str(self.path), cause)
+
+
+class Wal:
+    """The log of one data directory; the directory is locked by whoever owns it.
+
+    Order of use: `files` and `read` for replay, `verify_durable`, `start`, then `append`, `sync`, `cut`, and after
+    a DiskError `replace`. With `sync` False nothing is ever synced, and what was written counts as durable.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        node: str,
+        incarnation: str,
+        sync: bool,
+        clock_ns: Callable[[], int],
+        compress: bool = True,
+    ) -> None:
+        self._directory = directory
+        self._quarantine = directory.parent / "quarantine"
+        self._node = node
+        self._incarnation = incarnation
+        self._is_synced = sync
+        self._clock_ns = clock_ns
+        self._compress = compress
+        self._active: _Active | None = None
+        self._sizes: dict[int, int] = {}
+        self._ends: dict[int, Predecessor] = {}
+        self._last_id = 0
+        self.set_aside: list[FormatError] = []
+        """What `files` moved to quarantine, with the reason, for whoever counts and tells."""
+
+    # Before the start: what is there
+
+    def files(self) -> list[WalFile]:
+        """Existing files in order of their ids; files without anything to replay are moved to quarantine.
+
+        Raises NewerFormatError when a later release wrote one, since skipping it would lose its rows.
+        """
+        found: list[WalFile] = []
+        for path in self._listed(self._directory):
+            self._last_id = max(self._last_id, maybe_segment_id(path.name) or 0)
+            if path.suffix != SUFFIX:
+                continue
+            try:
+                found.append(open_file(path))
+            except NewerFormatError:
+                raise
+            except FormatError as error:
+                self._set_aside(path, error)
+        for path in self._listed(self._quarantine):
+            self._last_id = max(self._last_id, maybe_segment_id(path.name) or 0)
+        self._sizes = {file.id: file.size for file in found}
+        return found
+
+    def read(self, file: WalFile, next_header: FileHeader | None) -> Iterator[Frame | Damage]:
+        """The records of a file in order, and what is damaged; holds one record in memory.
+
+        The bytes of damage that is not merely torn are copied to quarantine before it is yielded. Frames of types
+        this release does not know are yielded with their bare number, for the reader to skip and count.
+        """
+        walk = FileWalk(file, next_header)
+        for found in walk:
+            if isinstance(found, Damage) and found.length and not found.is_torn:
+                self._keep(file, found)
+            yield found
+        self._ends[file.id] = walk.end
+
+    def verify_durable(self, files: Sequence[WalFile]) -> None:
+        """Sync files that were replayed, and their names, through fresh descriptors: a crash may have cut their sync.
+
+        Raises DiskError; the rows of that file must then be written again before anything is acknowledged.
+        """
+        if not self._is_synced:
+            return
+        for file in files:
+            if file.path.exists():
+                durable.sync_file(file.path)
+        durable.sync_directory(self._directory)
+
+    # The active file
+
+    def start(self, segment_id: int, first_sequence: int, generation: int) -> None:
+        """Open a new file; its header seals the newest file there is at the end of its last valid record."""
+        if self._active is not None:
+            raise ValueError("the log has been started already")
+        durable.make_directory(self._directory)
+        files = self.files()
+        previous = None
+        if files:
+            newest = files[-1]
+            if newest.id not in self._ends:
+                for _ in self.read(newest, None):
+                    pass
+            previous = self._ends[newest.id]
+        self._active = self._create(segment_id, first_sequence, generation, previous)
+        self._ends.clear()
+
+    def append(self, kind: FrameType, payload: bytes) -> int:
+        """Write one record behind the last one, in one call and not yet durable; returns its sequence.
+
+        A failed or short write is cut back and takes no sequence; raises DiskError.
+        """
+        active = self._current
+        sequence = active.next_sequence
+        self._write(active, kind, payload, sequence)
+        active.next_sequence = sequence + 1
+        return sequence
+
+    def sync(self) -> float:
+        """Make all appended records durable with one fdatasync; returns the seconds it took.
+
+        Raises DiskError; after that this file takes nothing any more, and `replace` is the way on.
+        """
+        active = self._current
+        active.check("fdatasync")
+        seconds = 0.0
+        if active.end != active.durable_length:
+            started_s = time.perf_counter()
+            if self._is_synced:
+                try:
+                    durable.sync_data(active.fd, str(active.path))
+                except DiskError:
+                    # The kernel reports a lost write once: a second sync would succeed without the data.
+                    active.is_poisoned = True
+                    raise
+                seconds = time.perf_counter() - started_s
+            active.durable_length = active.end
+            active.durable_crc = active.last_crc
+            active.durable_sequence = active.next_sequence - 1
+        return seconds
+
+    def cut(self, generation: int) -> None:
+        """Go on in the next file, whose first sequence is the next one; all records of the old file are durable then.
+
+        Raises DiskError; the old file takes nothing any more after that, and `replace` is the way on.
+        """
+        active = self._current
+        self.sync()
+        previous = Predecessor(active.id, active.durable_length, active.durable_crc)
+        try:
+            successor = self._create(self._last_id + 1, active.next_sequence, generation, previous)
+        except DiskError:
+            # A header that ends this file here may come back after a crash: records behind it would not count.
+            active.is_poisoned = True
+            raise
+        # The seal only helps when the successor is lost, so it is neither synced nor missed.
+        with suppress(DiskError):
+            self._write(active, FrameType.SEAL, b"", active.next_sequence - 1)
+        self._close(active)
+        self._active = successor
+
+    def replace(self, generation: int) -> None:
+        """After a failed write or sync: go on in a new file that caps the old one at its durable length.
+
+        Records above `durable_sequence` must be appended again, and get their sequences again. Raises DiskError when
+        no new file can be made; it may be called again then.
+        """
+        active = self._current
+        if not active.is_poisoned:
+            # Only a write failed: what was written before it may be acknowledged already, or be waiting for a sync.
+            with suppress(DiskError):
+                self.sync()
+        is_empty = not active.durable_length
+        previous = active.previous if is_empty else Predecessor(active.id, active.durable_length, active.durable_crc)
+        active.is_poisoned = True
+        successor = self._create(self._last_id + 1, active.durable_sequence + 1, generation, previous)
+        self._active = successor
+        # Ghosts of what was never durable; the cap holds without this, but only while the successor's file is there.
+        with suppress(OSError):
+            os.ftruncate(active.fd, active.durable_length)
+        active.end = active.durable_length
+        self._close(active)
+        if is_empty:
+            with suppress(DiskError):
+                self.drop(active.id)
+
+    def drop(self, segment_id: int) -> None:
+        """Unlink the file of a segment, durably; one that is gone already is fine."""
+        if self._active is not None and segment_id == self._active.id:
+            raise ValueError("the open segment's file cannot be dropped")
+        path = self._directory / file_name(segment_id)
+        durable.remove(path)
+        self._sizes.pop(segment_id, None)
+
+    def close(self) -> None:
+        """Close the active file as it is; nothing special is written, a stop is like a crash."""
+        if self._active is not None:
+            self._close(self._active)
+            self._active = None
+
+    @property
+    def segment_id(self) -> int:
+        """Id of the open segment."""
+        return self._current.id
+
+    @property
+    def first_sequence(self) -> int:
+        """Sequence of the active file's first record."""
+        return self._current.first_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        """Sequence that the next record will get."""
+        return self._current.next_sequence
+
+    @property
+    def durable_sequence(self) -> int:
+        """Highest sequence that is durable together with all below it."""
+        return self._current.durable_sequence
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the active file."""
+        return self._current.end
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(list(self._sizes.values())) + (self._active.end if self._active else 0)
+
+    @property
+    def file_count(self) -> int:
+        """Number of files."""
+        return len(self._sizes) + (self._active is not None)
+
+    @property
+    def last_segment_id(self) -> int:
+        """Highest id that any name in the log or in quarantine has, or had since the start: the next is above it."""
+        return self._last_id
+
+    @property
+    def _current(self) -> _Active:
+        if self._active is None:
+            raise ValueError("the log has not been started")
+        return self._active
+
+    def _create(self, segment_id: int, first_sequence: int, generation: int, previous: Predecessor | None) -> _Active:
+        # Used up whatever happens: a name that failed half-way must not come back with other content.
+        self._last_id = max(self._last_id, segment_id)
+        path = self._directory / file_name(segment_id)
+        salt = int.from_bytes(os.urandom(_SALT_BYTES))
+        header = FileHeader(
+            format_version=FORMAT_VERSION,
+            node=self._node,
+            incarnation=self._incarnation,
+            segment_id=segment_id,
+            first_sequence=first_sequence,
+            salt=salt,
+            created_ns=self._clock_ns(),
+            generation=generation,
+            previous=previous,
+        )
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+        except OSError as error:
+            raise DiskError("create", str(path), error) from error
+        try:
+            _write_all(fd, encode_header(header), 0, path)
+            if self._is_synced:
+                durable.sync_directory(self._directory)
+        except DiskError:
+            with suppress(OSError):
+                os.close(fd)
+            with suppress(OSError):
+                path.unlink()
+            raise
+        durable_sequence = first_sequence - 1
+        return _Active(segment_id, path, fd, salt, first_sequence, previous, first_sequence, durable_sequence)
+
+    def _write(self, active: _Active, kind: FrameType, payload: bytes, sequence: int) -> None:
+        active.check("write")
+        frame = encode_frame(
+            kind,
+            sequence,
+            active.durable_sequence,
+            active.salt,
+            payload,
+            compress=self._compress,
+            rows=group_rows(payload) if kind is FrameType.GROUP else 0,
+        )
+        try:
+            _write_all(active.fd, frame, active.end, active.path)
+        except DiskError:
+            try:
+                os.ftruncate(active.fd, active.end)
+            except OSError:
+                active.is_poisoned = True
+            raise
+        active.end += len(frame)
+        active.last_crc = int.from_bytes(frame[60:64], "little")
+
+    def _close(self, active: _Active) -> None:
+        with suppress(OSError):
+            os.close(active.fd)
+        self._sizes[active.id] = active.end
+
+    # Quarantine
+
+    def _set_aside(self, path: Path, reason: FormatError) -> None:
+        """Move a file without records out of the log; when that fails it stays where it is, and is no part of it."""
+        self.set_aside.append(reason)
+        try:
+            durable.make_directory(self._quarantine)
+            durable.link_or_copy(path, _free_name(self._quarantine / path.name))
+            durable.remove(path)
+        except (DiskError, PathError) as error:
+            _log.warning("%s; %s stays in the log's directory and is ignored", error, path.name)
+
+    def _keep(self, file: WalFile, damage: Damage) -> None:
+        """Copy the damaged bytes to quarantine; when that fails replay goes on, and says so."""
+        target = self._quarantine / f"{file.path.name}.{damage.offset}"
+        temporary = target.with_name(target.name + durable.TEMPORARY_SUFFIX)
+        try:
+            durable.make_directory(self._quarantine)
+            with FileBytes(file.path) as source:
+                _copy_range(source, damage, temporary)
+            durable.publish(temporary, target)
+        except EdgeError as error:
+            _log.warning("%s; the damaged bytes of %s are not kept", error, file.path)
+
+    @staticmethod
+    def _listed(directory: Path) -> list[Path]:
+        try:
+            return sorted(directory.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DiskError("list", str(directory), error) from error
+
+
+def _write_all(fd: int, data: bytes, offset: int, path: Path) -> None:
+    """Write at `offset`; a short write is followed by the rest, whose error says why it was short."""
+    view = memoryview(data)
+    try:
+        while view:
+            written = os.pwrite(fd, view, offset)
+            if not written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            view, offset = view[written:], offset + written
+    except OSError as error:
+        raise DiskError("write", str(path), error) from error
+
+
+def _free_name(path: Path) -> Path:
+    count, candidate = 0, path
+    while candidate.exists():
+        count += 1
+        candidate = path.with_name(f"{path.name}-{count}")
+    return candidate
+
+
+def _copy_range(source: FileBytes, damage: Damage, target: Path) -> None:
+    end = min(damage.offset + damage.length, source.size)
+    try:
+        with target.open("wb") as file:
+            for offset in range(damage.offset, end, _COPY_BYTES):
+                length = min(_COPY_BYTES, end - offset)
+                data = source.read_at(offset, length)
+                if data is None:
+                    data = b"".join(_readable_blocks(source, offset, length))
+                file.write(data)
+    except OSError as error:
+        raise DiskError("write", str(target), error) from error
+
+
+def _readable_blocks(source: FileBytes, offset: int, length: int) -> Iterator[bytes]:
+    """A range around a bad sector; what the disk cannot read becomes zeros, so that offsets stay right."""
+    for start in range(offset, offset + length, BLOCK_BYTES):
+        size = min(BLOCK_BYTES, offset + length - start)
+        yield source.read_at(start, size) or bytes(size)
