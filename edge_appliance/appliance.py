@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -15,19 +16,399 @@ from typing import Final
 import uvloop
 
 from edge_appliance import __version__, durable, host
+from edge_appliance.buffer import Buffer
+from edge_appliance.catalog import Catalog
 from edge_appliance.config import Config, describe
+from edge_appliance.core.append import Appender
+from edge_appliance.core.delivery import ArrivalClock
+from edge_appliance.core.route import Route, RouteTable
+from edge_appliance.core.schema import load_schema
+from edge_appliance.dead_letters import DeadLetters
 from edge_appliance.health import Health, Phase
+from edge_appliance.http.app import HttpServer, build_app, serve
+from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
+from edge_appliance.inbox import Inbox
+from edge_appliance.ingest import Committed, Ingest, IngestSettings, Log, RecentDeliveries
 from edge_appliance.metrics import Metrics
+from edge_appliance.mqtt_settings import MqttSettings, TlsSettings
+from edge_appliance.mqtt_source import MqttSource
+from edge_appliance.no_wal import NoWal
+from edge_appliance.parquet_file import encode_parquet
+from edge_appliance.paths import Paths
+from edge_appliance.persist import Persister
+from edge_appliance.recovery import Replay, Replayed, settle
+from edge_appliance.sql import SqlEngine
+from edge_appliance.store import DirectoryStore, PartFiles
 from edge_appliance.systemd import Notifier, Station, Watchdog
+from edge_appliance.upload import Uploader
+from edge_appliance.wal import Wal
 
 _log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """Between threads that run Python: with the default 5 ms a busy worker holds up each acknowledgement."""
+GC_THRESHOLD: Final = (50_000, 50, 100)
+"""Rows are not cyclic garbage: with the default of 700 objects the collector walks them again and again."""
+TICK_S: Final = 0.25
+STATUS_EVERY_TICKS: Final = 4
+REPLAY_STEP_S: Final = 120.0
+"""Start time asked of systemd whenever replay has got further; far above the longest single step on a slow card."""
+STATION_LIMIT_S: Final = 60.0
+GROUP_END_S: Final = 15.0
+"""How long a stop waits for the group in work."""
+DEAD_LETTER_BYTES: Final = 16 * 2**20
+MEMORY_DRAIN_S: Final = 30.0
+"""How long a stop without a log waits for its rows to become parts."""
 
 
 def run(config: Config) -> int:
-    """Run the appliance until SIGTERM or SIGINT; returns the exit code. Raises PathError."""
+    """Run the appliance until SIGTERM or SIGINT; returns the exit code. Raises PathError and other EdgeErrors."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config))
+
+
+async def _run(config: Config) -> int:
+    appliance = Appliance(config, asyncio.get_running_loop())
+    try:
+        return await appliance.run()
+    finally:
+        appliance.close()
+
+
+class Appliance:
+    """All parts of one running appliance. Built without touching the network; `run` does the rest."""
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self._config = config
+        self._loop = loop
+        self._stop = asyncio.Event()
+        self._is_stopping = threading.Event()
+        self._exit_code = 0
+        self._threads: list[threading.Thread] = []
+        self.metrics = Metrics()
+        self.health = Health()
+        self._notifier = Notifier()
+        self._loop_station = Station("event loop", STATION_LIMIT_S)
+        self._ingest_station = Station("ingest", STATION_LIMIT_S)
+        self._watchdog = Watchdog(self._notifier, [self._loop_station, self._ingest_station])
+        self._paths = Paths(config.node.data_dir)
+        self._paths.create()
+        self._lock = durable.lock_directory(self._paths.root)
+        self._catalog = self._open_catalog()
+        self._clock = ArrivalClock()
+        self._build_core()
+        self._build_sources()
+
+    def _open_catalog(self) -> Catalog:
+        return Catalog.open(self._paths.catalog, node=self._config.node.id)
+
+    def _build_core(self) -> None:
+        """Wire what stores and finds rows."""
+        config, paths, metrics, health = self._config, self._paths, self.metrics, self.health
+        state = self._catalog.state
+        schema = load_schema(state.definitions)
+        self._buffer = Buffer(schema, state.parts, config.memory.buffer_limit_bytes)
+        self._appender = Appender(schema)
+        self._wal = Wal(
+            paths.wal,
+            node=state.node,
+            incarnation=state.incarnation,
+            sync=config.wal.sync != "never",
+            clock_ns=time.time_ns,
+        )
+        self._inbox = Inbox(
+            config.memory.inbox_limit_bytes, config.wal.group_delay_s, metrics, self._loop.call_soon_threadsafe
+        )
+        self._dead_letters = DeadLetters(paths.dead_letters, DEAD_LETTER_BYTES, metrics)
+        files = PartFiles(paths.spool, config.store.directory, paths.cache)
+        store = DirectoryStore(config.store.directory)
+        self._uploader = Uploader(store, paths.spool, paths.cache, self._catalog, self._buffer, health, metrics)
+        self._persister = Persister(
+            config.persist.workers,
+            paths.spool,
+            paths.quarantine,
+            self._catalog,
+            self._buffer,
+            self._wal,
+            health,
+            metrics,
+            on_parts=self._uploader.submit,
+        )
+        self._sql = SqlEngine(self._buffer, files, paths.view, config.query, metrics)
+        self._ingest = Ingest(
+            IngestSettings(
+                config.segment.max_bytes,
+                config.segment.max_age_s,
+                config.wal.max_bytes,
+                config.wal.min_free_bytes,
+                config.wal.sync,
+                paths.root,
+            ),
+            self._inbox,
+            self._buffer,
+            self._appender,
+            self._dead_letters,
+            health,
+            metrics,
+            self._ingest_station,
+            on_committed=lambda committed: self._post(self._tell, committed),
+            on_sealed=self._persister.submit,
+            generation=lambda: self._catalog.state.generation,
+        )
+
+    def _build_sources(self) -> None:
+        """Wire what rows and questions come from."""
+        config, health, metrics = self._config, self.health, self.metrics
+        self._mqtt = MqttSource(
+            _mqtt_settings(config),
+            RouteTable([Route(route) for route in config.mqtt.routes]),
+            self._inbox,
+            self._clock,
+            self._catalog.state.filters,
+            lambda filters: _ignore(self._catalog.save_filters(filters)),
+            metrics,
+            health,
+        )
+        self._inbox.know_window(lambda: self._mqtt.window)
+        token = config.http.token
+        self._app = build_app(
+            HttpDependencies(
+                inbox=self._inbox,
+                clock=self._clock,
+                sql=self._sql,
+                databases=self._buffer.databases,
+                encode_parquet=encode_parquet,
+                health=health,
+                metrics=metrics,
+                version=__version__,
+                node=config.node.id,
+                started_ns=time.time_ns(),
+                token=None if token is None else token.reveal(),
+                status_details=lambda: describe(config),
+                limits=HttpLimits(max_body_bytes=config.http.max_body_bytes),
+            )
+        )
+        metrics.buffer_bytes.read_from(lambda: self._buffer.size_bytes)
+        metrics.buffer_limit.set(config.memory.buffer_limit_bytes)
+        metrics.rss_bytes.read_from(host.rss_bytes)
+
+    # The life of the process
+
+    async def run(self) -> int:
+        """Serve until asked to stop; returns the exit code."""
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signal_number, self._ask_to_stop)
+        self._loop.add_signal_handler(signal.SIGHUP, _explain_reload)
+        self._say_budgets()
+        self.health.enter(Phase.REPLAYING)
+        server = await serve(self._app, self._config.http.host, self._config.http.port)
+        reporter = self._loop.create_task(self._report())
+        try:
+            if await asyncio.to_thread(self._recover):
+                await self._serve()
+        finally:
+            self._is_stopping.set()
+            self.health.enter(Phase.STOPPING)
+            self._notifier.stopping()
+            await self._stop_sources(server)
+            reporter.cancel()
+        return self._exit_code
+
+    async def _serve(self) -> None:
+        """Take deliveries until asked to stop."""
+        self._start_thread("ingest", self._ingest.run)
+        source = self._loop.create_task(self._mqtt.run())
+        source.add_done_callback(self._check_source)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLD)
+        self.health.enter(Phase.RUNNING)
+        self.metrics.ready.set(1)
+        self._notifier.ready(self.health.status_line())
+        self._watchdog.start()
+        _log.info("ready: http://%s:%d", *self._config.http.listen)
+        await self._stop.wait()
+
+    def _recover(self) -> bool:
+        """Replay the log and open it for appending; False when asked to stop meanwhile."""
+        files = self._wal.files()
+        replay = Replay(
+            self._wal,
+            self._catalog,
+            self._buffer,
+            self._appender,
+            self.health,
+            self.metrics,
+            quarantine=self._paths.quarantine,
+            persist=self._persister.submit,
+            is_stopping=self._is_stopping.is_set,
+        )
+        replayed = replay.run(files)
+        if replayed is None:
+            return False
+        is_durable = settle(self._wal, files, self.health)
+        for segment in replayed.segments:
+            self._persister.submit(segment)
+        if not is_durable:
+            while not self._persister.drain(TICK_S) and not self._is_stopping.is_set():
+                pass
+        self._open_log(replayed)
+        self._uploader.start()
+        return not self._is_stopping.is_set()
+
+    def _open_log(self, replayed: Replayed) -> None:
+        state = self._catalog.state
+        segment_id = max(state.max_segment_id, replayed.last_segment_id, self._wal.last_segment_id) + 1
+        first_sequence = max(state.max_sequence, replayed.last_sequence) + 1
+        self._clock.last_ns = max(self._clock.last_ns, replayed.last_arrival_ns)
+        log: Log
+        if self._config.wal.enabled:
+            self._wal.start(segment_id, first_sequence, state.generation)
+            log = self._wal
+            if self._config.wal.sync != "group":
+                self.health.degrade(
+                    "wal_sync", f'wal.sync = "{self._config.wal.sync}": acknowledged before it is synced'
+                )
+        else:
+            log = NoWal(segment_id, first_sequence)
+            self.health.degrade("wal_off", "wal.enabled = false: rows in memory are lost in a crash")
+        self._ingest.begin(log, RecentDeliveries(replayed.keys.values()))
+
+    # Supervision
+
+    async def _report(self) -> None:
+        """Tell systemd and the gauges how things are, and measure how late the loop is."""
+        seen_bytes, tick = -1, 0
+        while True:
+            due_s = self._loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.metrics.loop_lag.observe(max(0.0, self._loop.time() - due_s))
+            self._loop_station.beat()
+            tick += 1
+            if tick % STATUS_EVERY_TICKS:
+                continue
+            self._notifier.status(self.health.status_line())
+            if self.health.phase is Phase.REPLAYING and self.health.progress.done_bytes > seen_bytes:
+                seen_bytes = self.health.progress.done_bytes
+                self._notifier.extend_timeout(REPLAY_STEP_S)
+            sealed = len(self._buffer.state.sealed)
+            self.metrics.segments.replace([(("open",), 1), (("sealed",), sealed)])
+            self.metrics.degraded.replace([((key,), 1) for key in self.health.degraded])
+
+    def _start_thread(self, name: str, body: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                body()
+            except Exception:  # top of a thread: without it nothing can be promised, so the process ends
+                _log.critical("the %s thread failed", name, exc_info=True)
+                self._post(self._fail)
+
+        thread = threading.Thread(target=guarded, name=name)
+        self._threads.append(thread)
+        thread.start()
+
+    def _check_source(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("the MQTT source failed", exc_info=error)
+            self._fail()
+
+    def _fail(self) -> None:
+        self._exit_code = 1
+        self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        self._is_stopping.set()
+        self._stop.set()
+
+    def _post(self, callback: Callable[..., None], *arguments: object) -> None:
+        """Run `callback` on the event loop; after the loop's end nobody is left to be told."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            if not self._is_stopping.is_set():
+                raise
+
+    def _tell(self, committed: Committed) -> None:
+        """Acknowledge a durable group: the only place from which acks go out."""
+        self._mqtt.acknowledge(committed.acks)
+        for on_done, result in committed.results:
+            on_done(result)
+
+    # The stop
+
+    async def _stop_sources(self, server: HttpServer) -> None:
+        """Stop reading, finish the group in work, send its acks, disconnect."""
+        self._mqtt.pause_for_stop()
+        self._ingest.stop()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, GROUP_END_S)
+        await asyncio.sleep(0)  # the last group's acks were posted before its thread ended
+        await self._mqtt.stop()
+        await server.stop()
+
+    def close(self) -> None:
+        """Release threads, files and the lock; what is not persisted is in the log."""
+        self._watchdog.stop()
+        if not self._config.wal.enabled:
+            self._ingest.seal()
+            self._persister.drain(MEMORY_DRAIN_S)
+        self._persister.close()
+        self._uploader.close()
+        self._wal.close()
+        self._dead_letters.close()
+        self._sql.close()
+        self._catalog.close()
+        self._lock.release()
+        self._notifier.close()
+
+    def _say_budgets(self) -> None:
+        """Print what memory goes to, so that the figures in effect are in the journal."""
+        memory, query = self._config.memory, self._config.query
+        usable = host.usable_memory_bytes()
+        _log.info(
+            "memory: buffer %d MiB, inbox %d MiB, queries %d MiB, of %d MiB usable; %d workers; wal.max_bytes %d MiB",
+            memory.buffer_limit_bytes >> 20,
+            memory.inbox_limit_bytes >> 20,
+            query.memory_limit_bytes >> 20,
+            usable >> 20,
+            self._config.persist.workers,
+            self._config.wal.max_bytes >> 20,
+        )
+
+
+def _ignore(outcome: object) -> None:
+    """Let a future go whose failure the next connect repairs."""
+
+
+def _explain_reload() -> None:
+    _log.warning("SIGHUP: a changed configuration takes effect with a restart")
+
+
+def _mqtt_settings(config: Config) -> MqttSettings:
+    mqtt = config.mqtt
+    tls = None
+    if mqtt.tls is not None:
+        tls = TlsSettings(
+            ca_file=_maybe_text(mqtt.tls.ca_file),
+            cert_file=_maybe_text(mqtt.tls.cert_file),
+            key_file=_maybe_text(mqtt.tls.key_file),
+            server_name=mqtt.tls.server_name or None,
+            min_version=mqtt.tls.min_version,
+        )
+    return MqttSettings(
+        host=mqtt.host,
+        port=mqtt.port,
+        client_id=mqtt.client_id or f"edge-appliance-{config.node.id}",
+        node_id=config.node.id,
+        protocol=mqtt.protocol,
+        username=mqtt.username or None,
+        password=None if mqtt.password is None else mqtt.password.reveal(),
+        keepalive_s=mqtt.keepalive_s,
+        receive_maximum=mqtt.receive_maximum,
+        tls=tls,
+    )
+
+
+def _maybe_text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

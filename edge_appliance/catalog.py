@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from edge_appliance import durable
 from edge_appliance.core.catalog_state import CatalogState, Change, TableKey, apply, part_identity
@@ -340,6 +340,13 @@ def _part_row(part: Part) -> tuple[object, ...]:
     )
 
 
+def _part(row: Sequence[Any]) -> Part:
+    values = list(row)
+    values[2] = dt.date.fromisoformat(values[2])
+    values[-1] = bool(values[-1])
+    return Part(*values)
+
+
 def _read_state(connection: sqlite3.Connection) -> CatalogState:
     facts: Mapping[str, object] = dict(connection.execute("SELECT name, value FROM facts"))
     tables: dict[TableKey, dict[str, Kind]] = {}
@@ -347,10 +354,7 @@ def _read_state(connection: sqlite3.Connection) -> CatalogState:
         "SELECT database, measurement, name, kind FROM columns ORDER BY database, measurement, position"
     ):
         tables.setdefault((database, table), {})[name] = Kind(kind)
-    parts = [
-        Part(database, table, dt.date.fromisoformat(date), *numbers, bool(is_stored))
-        for database, table, date, *numbers, is_stored in connection.execute("SELECT * FROM parts")
-    ]
+    parts = [_part(row) for row in connection.execute("SELECT * FROM parts")]
     return CatalogState(
         str(facts["node"]),
         str(facts["incarnation"]),

@@ -280,8 +280,8 @@ class _Loader:
         if table is None:
             return None
         fields: dict[str, Any] = self._reader.fields(path, section_keys(TlsSection), table)
-        if (fields["cert_file"] is None) != (fields["key_file"] is None):
-            self._reader.fault(path, "cert_file and key_file belong together: state both or none")
+        if fields["key_file"] is not None and fields["cert_file"] is None:
+            self._reader.fault((*path, "key_file"), "a key without its certificate: state cert_file, too")
         for key in ("ca_file", "cert_file", "key_file"):
             if fields[key] is not None and self._purpose != "ask":
                 self._reader.file((*path, key), fields[key])

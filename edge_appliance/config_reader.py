@@ -56,10 +56,11 @@ class Reader:
         value: object = self._document.values
         for part in path:
             value = value.get(str(part)) if isinstance(value, dict) else None
-        if value is not None and not isinstance(value, dict):
+        if value is None or isinstance(value, dict):
+            return value
+        if self.are_sound(path):  # it may be asked for twice: for itself, and for what is inside
             self.fault(path, f"expected a table, written [{'.'.join(map(str, path))}]")
-            return None
-        return value
+        return None
 
     def tables(self, path: KeyPath) -> list[Table]:
         """Return the array of tables at `path`; empty when absent or, with a fault, when it is something else."""

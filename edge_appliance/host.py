@@ -86,13 +86,12 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         for mount in _mounts(root, controllers, controller):
-            directory = mount.joinpath(*Path(path).parts[1:])
-            # A container may see a path of the host, or one above its namespace: then the mount itself is the group.
-            if ".." in directory.parts or not directory.is_dir():
-                directory = mount
+            # A container sees its path on the host, of which only the mount itself exists here: going up ends there.
+            parts = Path(path).parts[1:]
+            directory = mount if ".." in parts else mount.joinpath(*parts)
             while True:
                 yield directory
-                if directory in (mount, directory.parent):
+                if directory == mount:
                     break
                 directory = directory.parent
 

@@ -19,8 +19,8 @@ from edge_appliance.buffer import Buffer
 from edge_appliance.core.append import Appender, GroupAppend
 from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult
 from edge_appliance.core.segment import Segment
-from edge_appliance.core.wal_record import encode_group
 from edge_appliance.core.wal_frame import FrameType
+from edge_appliance.core.wal_record import encode_group
 from edge_appliance.dead_letters import DeadLetters
 from edge_appliance.durable import free_bytes
 from edge_appliance.errors import DiskError
@@ -156,6 +156,11 @@ class Ingest:
         self._stopping.set()
         self._inbox.close()
 
+    def seal(self) -> None:
+        """Cut the open segment, after `run` has ended: what has no log is only safe in parts."""
+        if not self._buffer.state.open.is_empty:
+            self._cut()
+
     def run(self) -> None:
         """Commit groups until `stop`."""
         while not self._stopping.is_set():
@@ -167,8 +172,8 @@ class Ingest:
                 group = self._inbox.take(TICK_S)
                 if group is not None:
                     self._commit(group)
-            elif self._sync_interval_passed(now_s):
-                self._sync()
+            if self._sync_interval_passed(time.monotonic()):
+                self._sync_late()
 
     # Room: nothing is taken that could not be stored
 
@@ -275,6 +280,15 @@ class Ingest:
 
     def _sync_interval_passed(self, now_s: float) -> bool:
         return self._settings.sync == "interval" and now_s - self._last_sync_s >= INTERVAL_SYNC_S
+
+    def _sync_late(self) -> None:
+        """Sync groups that were acknowledged before, in `interval` mode."""
+        try:
+            self._sync()
+        except DiskError as error:
+            self._metrics.wal_failures.add()
+            _log.error("%s; the log goes on in a new file", error)
+            self._replace_log(0)
 
     def _sync(self) -> None:
         with self._station.within(FSYNC_LIMIT_S):

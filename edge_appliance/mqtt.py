@@ -18,9 +18,9 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, SocketLike
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.exception import MalformedPacket
 from paho.mqtt.packettypes import PacketTypes
@@ -31,6 +31,9 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from edge_appliance.mqtt_packets import Framer, Packet, Publish, pubacks
 from edge_appliance.mqtt_session import AckOrder, Subscriptions
 from edge_appliance.mqtt_settings import MqttSettings, Version
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import SocketLike  # paho defines it for type checkers only
 
 _log = logging.getLogger(__name__)
 
@@ -101,11 +104,11 @@ class Link(Client):
         self.on_socket_close = self._unwatch_socket
         self.on_socket_register_write = self._watch_writable
         self.on_socket_unregister_write = self._unwatch_writable
-        self.username_pw_set(settings.username, settings.password)
-        will = Properties(PacketTypes.WILLMESSAGE)
+        self.username_pw_set(settings.username or None, settings.password)
+        will = Properties(PacketTypes.WILLMESSAGE)  # type: ignore[no-untyped-call]
         will.WillDelayInterval = _WILL_DELAY_S
         self.will_set(settings.status_topic, "offline", 1, True, will if is_v5 else None)
-        connect = Properties(PacketTypes.CONNECT)
+        connect = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         connect.SessionExpiryInterval = settings.session_expiry_s
         connect.ReceiveMaximum = settings.receive_maximum
         connect.MaximumPacketSize = settings.max_packet_bytes

@@ -24,7 +24,7 @@ _PUBACK_HEAD: Final = 0x4002 << 16
 """Type PUBACK, remaining length 2; the packet id follows. Without a reason it is valid in 3.1.1 and 5."""
 
 KEPT_BYTES: Final = 200
-"""Payload bytes kept of a message that is skipped, as the sample of its dead letter."""
+"""Bytes behind the packet id that are kept of a skipped message, as the sample of its dead letter."""
 
 
 class Publish(NamedTuple):
@@ -109,15 +109,15 @@ class Framer:
                 self._needed_bytes = stop - position
                 break
             elif command & 0xF0 == _PUBLISH:
-                packets.append(self._publish(data, command, body, stop, 0))
+                packets.append(self._publish(data, command, body, stop))
             else:
                 packets.append(Packet(command, data[body:stop]))
             position = stop
         # Behind the end after a skip: the rest of the skipped packet has not come yet.
         return min(position, end)
 
-    def _publish(self, data: bytes, command: int, body: int, stop: int, skipped_bytes: int) -> Publish:
-        """Take a PUBLISH apart that reaches from `body` to `stop`; of a skipped one only the beginning is there."""
+    def _publish(self, data: bytes, command: int, body: int, stop: int) -> Publish:
+        """Take a PUBLISH apart that reaches from `body` to `stop`; `data` may end within its payload."""
         if command & _QOS2:
             raise _MalformedError("a PUBLISH with QoS 2, which was never asked for")
         try:
@@ -139,8 +139,7 @@ class Framer:
         if not topic:
             # In MQTT 5 an empty topic stands for a topic alias; we allow none.
             raise _MalformedError("a PUBLISH without a topic")
-        payload = data[at:stop] if not skipped_bytes else data[at : min(stop, at + KEPT_BYTES)]
-        return Publish(command & 0x0F, topic, packet_id, payload, skipped_bytes)
+        return Publish(command & 0x0F, topic, packet_id, data[at:stop], 0)
 
     def _skip(self, data: bytes, position: int, body: int, stop: int, packets: list[Publish | Packet]) -> bool:
         """Report a PUBLISH above the limit and drop the rest of it; False while its beginning has not come."""
@@ -154,7 +153,8 @@ class Framer:
         if end < head:
             self._needed_bytes = head - position
             return False
-        packets.append(self._publish(data, command, body, stop, stop - position))
+        message = self._publish(data[:head], command, body, stop)
+        packets.append(message._replace(skipped_bytes=stop - position))
         self._skip_bytes = max(0, stop - end)
         return True
 

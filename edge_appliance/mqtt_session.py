@@ -27,7 +27,7 @@ class Backoff:
         """Seconds to wait after a link that was up for `lived_s` (0: it never was)."""
         if lived_s >= _STEADY_S:
             self._attempts = 0
-        longest_s = min(MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._attempts, 10))
+        longest_s = min(MAX_DELAY_S, _FIRST_DELAY_S * (1 << min(self._attempts, 10)))
         self._attempts += 1
         return longest_s * (0.5 + 0.5 * self._jitter())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 Version = Literal["5", "3.1.1"]
@@ -12,11 +13,11 @@ Version = Literal["5", "3.1.1"]
 class TlsSettings:
     """How the broker is verified, and what we show it. The files are read again at each connect."""
 
-    ca_file: str | None = None
+    ca_file: str | Path | None = None
     """Authorities to trust; None: those of the system."""
-    cert_file: str | None = None
+    cert_file: str | Path | None = None
     """Our certificate with its chain, for brokers that ask for one."""
-    key_file: str | None = None
+    key_file: str | Path | None = None
     """Its private key; None: it is in `cert_file`."""
     server_name: str | None = None
     """Name that the broker's certificate must carry; None: the host connected to."""

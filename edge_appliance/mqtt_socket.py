@@ -48,7 +48,12 @@ async def open_socket(settings: MqttSettings) -> socket.socket:
 
     # Not an executor: its threads are joined at exit, and a resolver may hang for half a minute.
     threading.Thread(target=work, name="mqtt-connect", daemon=True).start()
-    return await opened
+    try:
+        return await opened
+    except asyncio.CancelledError:
+        if opened.done() and not opened.cancelled() and opened.exception() is None:
+            opened.result().close()
+        raise
 
 
 def _close(outcome: socket.socket | OSError) -> None:
@@ -77,9 +82,16 @@ def _open(settings: MqttSettings) -> socket.socket:
 
 
 def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=tls.ca_file)
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+    except OSError as error:
+        raise OSError(f"ca_file {tls.ca_file}: {error.strerror or error}") from error
     context.minimum_version = _TLS_VERSIONS[tls.min_version]
     if tls.cert_file:
-        # Without a password OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
+        try:
+            # Without a password OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
+        except OSError as error:
+            files = f"cert_file {tls.cert_file}, key_file {tls.key_file or '(the same)'}"
+            raise OSError(f"{files}: {error.strerror or error}") from error
     return context

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -80,6 +81,7 @@ class MqttSource:
         self._backoff = Backoff()
         self._version: Version = "3.1.1" if settings.protocol == "3.1.1" else "5"
         self._expects_session = bool(last_filters)
+        self._opening: asyncio.Future[socket.socket] | None = None
         self._link: Link | None = None
         self._epoch = 0
         self._stopping = asyncio.Event()
@@ -124,6 +126,8 @@ class MqttSource:
     def pause_for_stop(self) -> None:
         """Stop reading at once and connect no more; acks of what was read can still be sent."""
         self._stopping.set()
+        if self._opening is not None:
+            self._opening.cancel()
         if self._link is not None:
             self._link.pause()
 
@@ -147,7 +151,10 @@ class MqttSource:
         try:
             sock = await self._open()
         except OSError as error:
-            return self._retry(error.strerror or str(error), lived_s=0)
+            why = error.strerror or str(error)
+            if isinstance(error, ssl.SSLCertVerificationError):  # will not pass by itself
+                self._health.degrade("broker", f"broker {self._broker} is not trusted: {why}")
+            return self._retry(why, lived_s=0)
         if sock is None:
             return 0
         link = self._link = Link(self._settings, self._version, self._filters)
@@ -166,19 +173,20 @@ class MqttSource:
 
     async def _open(self) -> socket.socket | None:
         """Connect; None when the stop came first."""
-        opening = asyncio.ensure_future(open_socket(self._settings))
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        opening = self._opening = asyncio.ensure_future(open_socket(self._settings))
         try:
-            await asyncio.wait({opening, stopping}, timeout=_CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
-            if opening.done() and not self._stopping.is_set():
-                return opening.result()
-            if self._stopping.is_set():
-                return None
-            raise TimeoutError(f"no connection within {_CONNECT_S:.0f} s")
+            done, _ = await asyncio.wait({opening}, timeout=_CONNECT_S)
         finally:
-            stopping.cancel()
-            if not opening.cancel() and self._stopping.is_set() and opening.exception() is None:
-                opening.result().close()
+            opening.cancel()
+        if not done:
+            raise TimeoutError(f"no connection within {_CONNECT_S:.0f} s")
+        if opening.cancelled():
+            return None
+        sock = opening.result()
+        if self._stopping.is_set():
+            sock.close()
+            return None
+        return sock
 
     async def _watch(self, link: Link) -> None:
         """Serve the timers of a link until it ends."""
@@ -293,11 +301,12 @@ class MqttSource:
             _log.info("connected to broker %s, MQTT %s, subscribed: %s", self._broker, link.version, granted)
 
     def _judge(self, key: str, fault: str) -> None:
-        if fault:
+        """Degrade or restore; a fault that stays the same is logged once."""
+        if not fault:
+            self._health.restore(key)
+        elif self._health.degraded.get(key) != fault:
             _log.warning("%s", fault)
             self._health.degrade(key, fault)
-        else:
-            self._health.restore(key)
 
     def _unsubscribed(self, codes: Sequence[int]) -> None:
         if all(code < 0x80 for code in codes):

@@ -1,7 +1,7 @@
 """Parquet files of parts: how they are written, and the footer that lets a lost catalog be built again.
 
 The only module that imports pyarrow.parquet. It neither syncs nor renames: the persister does that for many files
-at once.
+at once. It also encodes answers of queries, which are no parts.
 
 Footer key-values, all UTF-8 text:
 
@@ -107,6 +107,13 @@ def read_footer(path: Path) -> PartFooter:
         raise FormatError(str(path), 0, f"footer entry {error} is missing or wrong") from error
 
 
+def encode_parquet(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Encode the answer of a query as a Parquet file in memory."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_batches(batches, schema), sink, version="2.6", compression="zstd")
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
 def _row_group_rows(table: pa.Table) -> int:
     if not table.num_rows:
         return _ROW_GROUP_ROWS
@@ -199,3 +206,12 @@ def _two_integers(text: bytes) -> tuple[int, int]:
     if type(first) is not int or type(second) is not int:
         raise ValueError(text.decode(errors="replace"))
     return first, second
+
+
+def encode_parquet(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
+    """One Parquet file in memory, for the result of a query; an empty result keeps its schema."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())

@@ -27,12 +27,16 @@ class DirectoryStore:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def path(self, key: str) -> Path:
+        """Where the object `key` is, or would be."""
+        return self.root / key
+
     def put(self, source: Path, key: str) -> bool:
         """Store the durable file `source` as `key`, create-only; False when another content has that name.
 
         The same content under that name is success: it is what a crash behind an earlier put leaves.
         """
-        final = self.root / key
+        final = self.path(key)
         try:
             durable.make_directory(final.parent)
             durable.link_or_copy(source, final)
@@ -47,7 +51,7 @@ class DirectoryStore:
     def size_bytes(self, key: str) -> int | None:
         """Size of the object `key`; None when there is none."""
         try:
-            return (self.root / key).stat().st_size
+            return self.path(key).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

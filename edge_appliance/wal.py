@@ -8,7 +8,6 @@ its own and never waits for anything but the disk. It does not know what the rec
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,16 +26,17 @@ from edge_appliance.core.wal_frame import (
     Predecessor,
     encode_frame,
     encode_header,
+    frame_crc,
 )
 from edge_appliance.core.wal_record import group_rows
 from edge_appliance.core.wal_scan import Damage
-from edge_appliance.errors import DiskError, EdgeError, FormatError, NewerFormatError, PathError
+from edge_appliance.errors import DiskError, FormatError, NewerFormatError
+from edge_appliance.quarantine import Quarantine
 from edge_appliance.wal_file import SUFFIX, FileBytes, FileWalk, WalFile, file_name, maybe_segment_id, open_file
 
-_log = logging.getLogger(__name__)
+__all__ = ["Wal", "WalFile"]
 
 _FILE_MODE: Final = 0o640
-_COPY_BYTES: Final = 1 << 20
 _SALT_BYTES: Final = 4
 
 
@@ -62,9 +62,19 @@ class _Active:
     """Set for good by a failed sync, or a failed write that could not be cut back."""
 
     def check(self, operation: str) -> None:
+        """Raise DiskError when nothing may be done to this file any more."""
         if self.is_poisoned:
             cause = OSError(errno.EIO, "an earlier write or sync of this file failed")
             raise DiskError(operation, str(self.path), cause)
+
+    def give_up(self) -> None:
+        """Never touch the file again, after taking away what was not durable."""
+        self.is_poisoned = True
+        # The page cache may show records that the disk never took; a restart would believe them. The successor's
+        # header says the same for good, so it does not matter whether this succeeds.
+        with suppress(OSError):
+            os.ftruncate(self.fd, self.durable_length)
+        self.end = self.durable_length
 
 
 class Wal:
@@ -72,6 +82,7 @@ class Wal:
 
     Order of use: `files` and `read` for replay, `verify_durable`, `start`, then `append`, `sync`, `cut`, and after
     a DiskError `replace`. With `sync` False nothing is ever synced, and what was written counts as durable.
+    `drop` and the sizes may be called from any thread.
     """
 
     def __init__(
@@ -85,7 +96,7 @@ class Wal:
         compress: bool = True,
     ) -> None:
         self._directory = directory
-        self._quarantine = directory.parent / "quarantine"
+        self._quarantine = Quarantine(directory.parent / "quarantine")
         self._node = node
         self._incarnation = incarnation
         self._is_synced = sync
@@ -115,8 +126,9 @@ class Wal:
             except NewerFormatError:
                 raise
             except FormatError as error:
-                self._set_aside(path, error)
-        for path in self._listed(self._quarantine):
+                self.set_aside.append(error)
+                self._quarantine.set_aside(path)
+        for path in self._listed(self._quarantine.directory):
             self._last_id = max(self._last_id, maybe_segment_id(path.name) or 0)
         self._sizes = {file.id: file.size for file in found}
         return found
@@ -130,7 +142,9 @@ class Wal:
         walk = FileWalk(file, next_header)
         for found in walk:
             if isinstance(found, Damage) and found.length and not found.is_torn:
-                self._keep(file, found)
+                with FileBytes(file.path) as content:
+                    end = min(found.offset + found.length, content.size)
+                    self._quarantine.keep_range(file.path.name, content.read_at, found.offset, end)
             yield found
         self._ends[file.id] = walk.end
 
@@ -149,7 +163,10 @@ class Wal:
     # The active file
 
     def start(self, segment_id: int, first_sequence: int, generation: int) -> None:
-        """Open a new file; its header seals the newest file there is at the end of its last valid record."""
+        """Open a new file; its header seals the newest file there is at the end of its last valid record.
+
+        The id is raised above every name seen in the log and in quarantine: ids never come back.
+        """
         if self._active is not None:
             raise ValueError("the log has been started already")
         durable.make_directory(self._directory)
@@ -161,7 +178,7 @@ class Wal:
                 for _ in self.read(newest, None):
                     pass
             previous = self._ends[newest.id]
-        self._active = self._create(segment_id, first_sequence, generation, previous)
+        self._active = self._create(max(segment_id, self._last_id + 1), first_sequence, generation, previous)
         self._ends.clear()
 
     def append(self, kind: FrameType, payload: bytes) -> int:
@@ -190,7 +207,7 @@ class Wal:
                     durable.sync_data(active.fd, str(active.path))
                 except DiskError:
                     # The kernel reports a lost write once: a second sync would succeed without the data.
-                    active.is_poisoned = True
+                    active.give_up()
                     raise
                 seconds = time.perf_counter() - started_s
             active.durable_length = active.end
@@ -232,12 +249,7 @@ class Wal:
         is_empty = not active.durable_length
         previous = active.previous if is_empty else Predecessor(active.id, active.durable_length, active.durable_crc)
         active.is_poisoned = True
-        successor = self._create(self._last_id + 1, active.durable_sequence + 1, generation, previous)
-        self._active = successor
-        # Ghosts of what was never durable; the cap holds without this, but only while the successor's file is there.
-        with suppress(OSError):
-            os.ftruncate(active.fd, active.durable_length)
-        active.end = active.durable_length
+        self._active = self._create(self._last_id + 1, active.durable_sequence + 1, generation, previous)
         self._close(active)
         if is_empty:
             with suppress(DiskError):
@@ -285,7 +297,8 @@ class Wal:
     @property
     def total_bytes(self) -> int:
         """Size of all files."""
-        return sum(list(self._sizes.values())) + (self._active.end if self._active else 0)
+        active = self._active
+        return sum(list(self._sizes.values())) + (active.end if active else 0)
 
     @property
     def file_count(self) -> int:
@@ -353,39 +366,15 @@ class Wal:
             try:
                 os.ftruncate(active.fd, active.end)
             except OSError:
-                active.is_poisoned = True
+                active.give_up()
             raise
         active.end += len(frame)
-        active.last_crc = int.from_bytes(frame[60:64], "little")
+        active.last_crc = frame_crc(frame)
 
     def _close(self, active: _Active) -> None:
         with suppress(OSError):
             os.close(active.fd)
         self._sizes[active.id] = active.end
-
-    # Quarantine
-
-    def _set_aside(self, path: Path, reason: FormatError) -> None:
-        """Move a file without records out of the log; when that fails it stays where it is, and is no part of it."""
-        self.set_aside.append(reason)
-        try:
-            durable.make_directory(self._quarantine)
-            durable.link_or_copy(path, _free_name(self._quarantine / path.name))
-            durable.remove(path)
-        except (DiskError, PathError) as error:
-            _log.warning("%s; %s stays in the log's directory and is ignored", error, path.name)
-
-    def _keep(self, file: WalFile, damage: Damage) -> None:
-        """Copy the damaged bytes to quarantine; when that fails replay goes on, and says so."""
-        target = self._quarantine / f"{file.path.name}.{damage.offset}"
-        temporary = target.with_name(target.name + durable.TEMPORARY_SUFFIX)
-        try:
-            durable.make_directory(self._quarantine)
-            with FileBytes(file.path) as source:
-                _copy_range(source, damage, temporary)
-            durable.publish(temporary, target)
-        except EdgeError as error:
-            _log.warning("%s; the damaged bytes of %s are not kept", error, file.path)
 
     @staticmethod
     def _listed(directory: Path) -> list[Path]:
@@ -401,39 +390,9 @@ def _write_all(fd: int, data: bytes, offset: int, path: Path) -> None:
     """Write at `offset`; a short write is followed by the rest, whose error says why it was short."""
     view = memoryview(data)
     try:
-        while view:
-            written = os.pwrite(fd, view, offset)
-            if not written:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while view and (written := os.pwrite(fd, view, offset)):
             view, offset = view[written:], offset + written
     except OSError as error:
         raise DiskError("write", str(path), error) from error
-
-
-def _free_name(path: Path) -> Path:
-    count, candidate = 0, path
-    while candidate.exists():
-        count += 1
-        candidate = path.with_name(f"{path.name}-{count}")
-    return candidate
-
-
-def _copy_range(source: FileBytes, damage: Damage, target: Path) -> None:
-    end = min(damage.offset + damage.length, source.size)
-    try:
-        with target.open("wb") as file:
-            for offset in range(damage.offset, end, _COPY_BYTES):
-                length = min(_COPY_BYTES, end - offset)
-                data = source.read_at(offset, length)
-                if data is None:
-                    data = b"".join(_readable_blocks(source, offset, length))
-                file.write(data)
-    except OSError as error:
-        raise DiskError("write", str(target), error) from error
-
-
-def _readable_blocks(source: FileBytes, offset: int, length: int) -> Iterator[bytes]:
-    """A range around a bad sector; what the disk cannot read becomes zeros, so that offsets stay right."""
-    for start in range(offset, offset + length, BLOCK_BYTES):
-        size = min(BLOCK_BYTES, offset + length - start)
-        yield source.read_at(start, size) or bytes(size)
+    if view:
+        raise DiskError("write", str(path), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

@@ -48,7 +48,7 @@ def maybe_segment_id(name: str) -> int | None:
 
 
 def open_file(path: Path) -> WalFile:
-    """Look at a file; raises FormatError when it holds no record and cannot be continued, NewerFormatError, DiskError."""
+    """Look at a file; raises FormatError when nothing in it can be read, NewerFormatError, or DiskError."""
     segment_id = maybe_segment_id(path.name)
     if segment_id is None:
         raise FormatError(path.name, 0, "the name is not that of a WAL file")

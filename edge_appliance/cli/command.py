@@ -42,3 +42,8 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="configuration file (default: /etc/edge-appliance/edge-appliance.toml)",
     )
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters escaped: what devices sent must not steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -10,7 +10,7 @@ import sys
 from typing import Final
 
 from edge_appliance import config
-from edge_appliance.cli.command import CommandError, Exit, add_config_option
+from edge_appliance.cli.command import CommandError, Exit, add_config_option, printable
 from edge_appliance.cli.daemon import Daemon, refusal
 
 EXAMPLES = """\
@@ -117,6 +117,4 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    text = value if isinstance(value, str) else json.dumps(value)
-    # Stored text comes from devices: control characters must not reach the terminal.
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(value if isinstance(value, str) else json.dumps(value))

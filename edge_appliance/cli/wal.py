@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,10 +10,11 @@ from pathlib import Path
 
 from edge_appliance.cli.command import CommandError, Exit
 from edge_appliance.config_values import size_text, time_text
-from edge_appliance.core.wal_frame import BLOCK_BYTES, FileHeader, Frame, FrameType, Predecessor, decode_header
+from edge_appliance.core.wal_frame import FileHeader, Frame, FrameType
 from edge_appliance.core.wal_record import decode_begin, decode_end, decode_group
-from edge_appliance.core.wal_scan import Damage, ReadAt, Walk, find_salt
+from edge_appliance.core.wal_scan import Damage
 from edge_appliance.errors import FormatError
+from edge_appliance.wal_file import SUFFIX, FileWalk, maybe_segment_id, open_file
 
 EXAMPLES = """\
   edge-appliance wal inspect /var/lib/edge-appliance/wal
@@ -24,18 +24,16 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two actions; both take a file or a directory of files."""
     parser.add_argument("--config", help=argparse.SUPPRESS)  # accepted everywhere, of no use here
-    parser.add_argument(
-        "action", choices=("inspect", "verify"), help="inspect: what is in it; verify: is all of it sound"
-    )
+    parser.add_argument("action", choices=("inspect", "verify"), help="show what is in it, or whether all is sound")
     parser.add_argument("path", type=Path, metavar="PATH", help="a WAL file, or the directory that holds them")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print a report for each file; `verify` exits with 1 when one is damaged."""
-    damaged = 0
+    """Print a report for each file, when verifying only for bad ones; `verify` exits with 1 on damage."""
     paths = wal_files(arguments.path)
+    damaged = 0
     for path in paths:
-        report = examine(path, seal_of(path))
+        report = examine(path)
         damaged += report.is_damaged
         if arguments.action == "inspect" or report.is_damaged:
             print("\n".join(report.lines()))
@@ -46,43 +44,88 @@ def execute(arguments: argparse.Namespace) -> int:
     return Exit.FAILED if arguments.action == "verify" and damaged else Exit.OK
 
 
+def wal_files(path: Path) -> list[Path]:
+    """Return the files to look at: the one named, or all of a directory (of a data directory: its `wal`)."""
+    try:
+        if not path.is_dir():
+            with path.open("rb"):
+                return [path]
+        return _in_directory(path / "wal" if (path / "wal").is_dir() else path)
+    except OSError as error:
+        raise CommandError(Exit.FAILED, f"{path}: {error.strerror}") from error
+
+
+def _in_directory(directory: Path) -> list[Path]:
+    return sorted(
+        path for path in directory.iterdir() if path.suffix == SUFFIX and maybe_segment_id(path.name) is not None
+    )
+
+
 @dataclass(slots=True)
 class Report:
     """What one file holds."""
 
     path: Path
-    size_bytes: int
-    header: FileHeader | str
-    """The reason when the header cannot be read."""
-    types: Counter[str] = field(default_factory=Counter)
-    first_sequence: int | None = None
-    last_sequence: int | None = None
+    size_bytes: int = 0
+    header: FileHeader | None = None
+    unreadable: str = ""
+    """Why nothing in the file can be read."""
+    frames: Counter[str] = field(default_factory=Counter)
+    """Number of frames by the name of their type."""
+    sequences: tuple[int, int] | None = None
+    """First and last."""
     entries: int = 0
     rows: int = 0
     damage: list[Damage] = field(default_factory=list)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something is lost that had been durable; a tail torn by a crash had not."""
-        return isinstance(self.header, str) or any(not damage.is_torn for damage in self.damage)
+        """Whether something that had been durable is lost; what a crash tore off had not been."""
+        return bool(self.unreadable) or any(not damage.is_torn for damage in self.damage)
 
     def lines(self) -> Iterator[str]:
         """Yield the report for people."""
         yield f"{self.path}  {size_text(self.size_bytes)}"
-        if isinstance(self.header, FileHeader):
-            header = self.header
-            yield f"  segment {header.segment_id}, node {header.node}-{header.incarnation}, {time_text(header.created_ns)}"
-        else:
-            yield f"  DAMAGE header: {self.header}"
-        if self.first_sequence is not None:
-            frames = ", ".join(f"{count:,} {name}" for name, count in sorted(self.types.items()))
-            yield f"  sequences {self.first_sequence}-{self.last_sequence}: {frames}"
-            yield f"  {self.entries:,} entries, {self.rows:,} lines"
-        else:
+        if self.unreadable:
+            yield f"  DAMAGE: {self.unreadable}"
+            return
+        if self.header is not None:
+            origin = f"{self.header.node}-{self.header.incarnation}"
+            yield f"  segment {self.header.segment_id} of {origin}, begun {time_text(self.header.created_ns)}"
+        if self.sequences is None:
             yield "  no records"
+        else:
+            frames = ", ".join(f"{count:,} {name}" for name, count in sorted(self.frames.items()))
+            yield f"  sequences {self.sequences[0]}-{self.sequences[1]}: {frames}"
+            yield f"  {self.entries:,} entries, {self.rows:,} lines"
         for damage in self.damage:
-            what = "torn tail" if damage.is_torn else "DAMAGE"
+            what = "torn by a crash" if damage.is_torn else "DAMAGE"
             yield f"  {what} at byte {damage.offset}, {damage.length} bytes: {damage.reason}{_lost(damage)}"
+
+    def add(self, found: Frame | Damage) -> None:
+        """Count one frame, or keep one range of damage."""
+        if isinstance(found, Damage):
+            self.damage.append(found)
+            return
+        name = found.type.name if isinstance(found.type, FrameType) else f"of unknown type {found.type}"
+        self.frames[name] += 1
+        self.sequences = (self.sequences or (found.sequence, 0))[0], found.sequence
+        try:
+            self._decode(found)
+        except FormatError as error:
+            sequence = found.sequence
+            self.damage.append(Damage(found.offset, found.length, str(error), sequence, sequence, found.rows))
+
+    def _decode(self, frame: Frame) -> None:
+        """Decode as replay would: a payload with a good checksum may still be none that this release reads."""
+        if frame.type == FrameType.GROUP:
+            group = decode_group(frame.payload)
+            self.entries += len(group.entries)
+            self.rows += group.rows
+        elif frame.type == FrameType.PERSIST_BEGIN:
+            decode_begin(frame.payload)
+        elif frame.type == FrameType.PERSIST_END:
+            decode_end(frame.payload)
 
 
 def _lost(damage: Damage) -> str:
@@ -91,88 +134,25 @@ def _lost(damage: Damage) -> str:
     return sequences + (f", {damage.rows} lines" if damage.rows is not None else "")
 
 
-def wal_files(path: Path) -> list[Path]:
-    """Return the files to look at: the one named, or all of a directory (of a data directory: its `wal`)."""
+def examine(path: Path) -> Report:
+    """Walk over one file, record by record; the file after it tells where it ends."""
+    report = Report(path, path.stat().st_size)
     try:
-        if not path.is_dir():
-            with path.open("rb"):
-                return [path]
-        directory = path / "wal" if (path / "wal").is_dir() else path
-        return sorted(file for file in directory.iterdir() if file.suffix == ".wal")
-    except OSError as error:
-        raise CommandError(Exit.FAILED, f"{path}: {error.strerror}") from error
-
-
-def seal_of(path: Path) -> Predecessor | None:
-    """Return what the next file's header says of this one; nothing behind the end it states counts."""
-    following = sorted(file for file in path.parent.iterdir() if file.suffix == ".wal" and file.name > path.name)
-    own, following_headers = _header(path), (_header(file) for file in following[:1])
-    for header in following_headers:
-        if isinstance(header, FileHeader) and isinstance(own, FileHeader) and header.previous is not None:
-            return header.previous if header.previous.segment_id == own.segment_id else None
-    return None
-
-
-def _header(path: Path) -> FileHeader | str:
-    try:
-        with path.open("rb") as file:
-            return decode_header(file.read(BLOCK_BYTES))
-    except OSError as error:
-        return error.strerror or str(error)
+        file = open_file(path)
     except FormatError as error:
-        return str(error)
-
-
-def examine(path: Path, sealed: Predecessor | None) -> Report:
-    """Walk over one file, record by record, and decode each payload."""
-    header = _header(path)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CommandError(Exit.FAILED, f"{path}: {error.strerror}") from error
-    try:
-        size_bytes = os.fstat(descriptor).st_size
-        report = Report(path, size_bytes, header)
-        read_at = _reader(descriptor)
-        is_known = isinstance(header, FileHeader)
-        salt = header.salt if isinstance(header, FileHeader) else find_salt(read_at, size_bytes)
-        first = header.first_sequence if isinstance(header, FileHeader) else None
-        if salt is not None:
-            for found in Walk(
-                read_at, size_bytes, salt=salt, first_sequence=first, sealed=sealed if is_known else None
-            ):
-                _count(report, found)
+        report.unreadable = str(error)
         return report
-    finally:
-        os.close(descriptor)
+    report.header = file.header
+    for found in FileWalk(file, _next_header(path)):
+        report.add(found)
+    return report
 
 
-def _reader(descriptor: int) -> ReadAt:
-    def read_at(offset: int, length: int) -> bytes | None:
-        try:
-            return os.pread(descriptor, length, offset)
-        except OSError:
-            return None  # the walk takes an unreadable block for damage
-
-    return read_at
-
-
-def _count(report: Report, found: Frame | Damage) -> None:
-    if isinstance(found, Damage):
-        report.damage.append(found)
-        return
-    name = found.type.name if isinstance(found.type, FrameType) else f"unknown type {found.type}"
-    report.types[name] += 1
-    report.first_sequence = found.sequence if report.first_sequence is None else report.first_sequence
-    report.last_sequence = found.sequence
-    try:
-        if found.type == FrameType.GROUP:
-            group = decode_group(found.payload)
-            report.entries += len(group.entries)
-            report.rows += group.rows
-        elif found.type == FrameType.PERSIST_BEGIN:
-            decode_begin(found.payload)
-        elif found.type == FrameType.PERSIST_END:
-            decode_end(found.payload)
-    except FormatError as error:
-        report.damage.append(Damage(found.offset, found.length, str(error), found.sequence, found.sequence, found.rows))
+def _next_header(path: Path) -> FileHeader | None:
+    for following in _in_directory(path.absolute().parent):
+        if following.name > path.name:
+            try:
+                return open_file(following).header
+            except FormatError:
+                continue
+    return None

@@ -44,6 +44,10 @@ _SHOWN_BYTES: Final = 48
 """Of a name or value in a message."""
 
 
+_Value = tuple[Form, float | int | bool | str, int]
+"""Form and value of a field, and where it ends."""
+
+
 class Fault(NamedTuple):
     """Why a line is rejected, and at which of its bytes."""
 
@@ -89,6 +93,18 @@ def show(raw: bytes | str) -> str:
     """A name or value as a message shows it: quoted, on one line, and not at length."""
     text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
     return repr(text if len(text) <= _SHOWN_BYTES else text[:_SHOWN_BYTES] + "…")
+
+
+def read_line(line: bytes, masked: bytes, head_end: int, fields: list[FieldText]) -> tuple[HeadText, TimeText] | Fault:
+    """Read a whole line whose head ends at `head_end`; its fields go into `fields`, as far as they are read."""
+    head = read_head(line, masked, head_end)
+    if isinstance(head, Fault):
+        return head
+    fields_end = read_fields(line, masked, head_end, fields)
+    if isinstance(fields_end, Fault):
+        return fields_end
+    time = read_time(line, masked, fields_end)
+    return time if isinstance(time, Fault) else (head, time)
 
 
 def read_head(line: bytes, masked: bytes, end: int) -> HeadText | Fault:
@@ -162,7 +178,7 @@ def _read_field(line: bytes, masked: bytes, start: int) -> tuple[FieldText, int]
     return FieldText(unescape_key(key), value[0], value[1], start, value_at), value[2]
 
 
-def _read_string(line: bytes, masked: bytes, start: int, key: bytes) -> tuple[Form, str, int] | Fault:
+def _read_string(line: bytes, masked: bytes, start: int, key: bytes) -> _Value | Fault:
     close = masked.find(b'"', start + 1)
     if close < 0:
         return _open_string(start, f"the string of field {show(key)}")
@@ -174,9 +190,7 @@ def _read_string(line: bytes, masked: bytes, start: int, key: bytes) -> tuple[Fo
     return "string", unescape_string(line[start + 1 : close]), at
 
 
-def _read_number_or_bool(
-    line: bytes, masked: bytes, start: int, key: bytes
-) -> tuple[Form, float | int | bool, int] | Fault:
+def _read_number_or_bool(line: bytes, masked: bytes, start: int, key: bytes) -> _Value | Fault:
     at = _word_end(_FIELD_PART, masked, start)
     if isinstance(at, Fault):
         return at

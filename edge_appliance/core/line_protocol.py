@@ -22,10 +22,10 @@ from edge_appliance.core.line_grammar import (
     HeadText,
     read_fields,
     read_head,
-    read_time,
+    read_line,
     show,
 )
-from edge_appliance.core.line_split import SAMPLE_BYTES, clean, invalid_at, mask, sample, split, trim
+from edge_appliance.core.line_split import SAMPLE_BYTES, clean, invalid_at, mask, sample, split, trim, unescape_string
 from edge_appliance.core.line_values import INT64_MAX, INT64_MIN, ns_per_unit, time_ns
 
 PARSER_VERSION: Final = 1
@@ -60,7 +60,7 @@ _find_ordinary: Final = re.compile(
         |   (-?[0-9]{1,18})i
         |   ([0-9]{1,18})u
         |   ([tTfF]|true|True|TRUE|false|False|FALSE)
-        |   "([^"\\\0]*)"
+        |   "([^"\\\0]*(?:\\[^\n\0][^"\\\0]*){0,100})"
         )
         (?:,(?!\Z)|\Z)
     )""",
@@ -193,6 +193,7 @@ class _Reader:
     def __init__(self, context: Context, *, is_replay: bool) -> None:
         self.context = context
         self.limits = None if is_replay else context.limits
+        self.harmless_bytes = _NO_LIMIT if self.limits is None else self.limits.harmless_line_bytes
         self.is_replay = is_replay
         self.first_ns = INT64_MIN
         self.last_ns = INT64_MAX
@@ -208,18 +209,17 @@ class _Reader:
     def read(self, numbered: Iterable[tuple[int, bytes]]) -> None:
         """Read lines, each with its number."""
         known, new = self.context.heads, self.heads
-        harmless_bytes = _NO_LIMIT if self.limits is None else self.limits.harmless_line_bytes
         accept = self.lines.append
         for number, raw in numbered:
             raw_head, _, rest = raw.partition(b" ")
+            # No head ends in a backslash, so a head that is known does end here.
             head = known.get(raw_head) or new.get(raw_head)
-            if head is not None and len(raw) <= harmless_bytes:
+            if head is not None and len(raw) <= self.harmless_bytes:
                 row = self._ordinary(rest.decode(), head.tag_names)
                 if row is not None:
                     accept(Line(head, raw_head, row[0], row[1], number, 1, raw))
                     continue
-            if raw:
-                self._read_line(number, raw)
+            self._read_line(number, raw)
 
     def _ordinary(self, rest: str, tag_names: frozenset[str]) -> tuple[list[Field], int] | None:
         """Fields and time of a line behind a good head, or None when the full reader must look at it."""
@@ -244,7 +244,8 @@ class _Reader:
             elif word:
                 fields.append((name, Kind.BOOL, word[0] in "tT"))
             else:
-                fields.append((name, Kind.STRING, text))
+                value = unescape_string(text.encode()) if "\\" in text else text
+                fields.append((name, Kind.STRING, value))
         names = {name for name, _, _ in fields}
         is_whole = fields and length == len(body) and len(names) == len(fields) and names.isdisjoint(tag_names)
         return (fields, stated_ns) if is_whole else None
@@ -269,48 +270,65 @@ class _Reader:
         masked = mask(line)
         head_end = masked.find(b" ")
         head_end = len(line) if head_end < 0 else head_end
-        head_text = read_head(line, masked, head_end)
-        if isinstance(head_text, Fault):
-            return head_text
+        head = self._good_head(line, masked, head_end)
+        if head is not None and len(line) <= self.harmless_bytes:
+            row = self._ordinary(line[head_end + 1 :].decode(), head.tag_names)
+            if row is not None:
+                return self._accept(line, head_end, head, row)
+        return self._full_row(line, masked, head_end)
+
+    def _full_row(self, line: bytes, masked: bytes, head_end: int) -> Line | _Reject:
+        """The row of a line without a NUL, read by all the rules; or the first reason against it."""
         texts: list[FieldText] = []
-        fields_end = read_fields(line, masked, head_end, texts)
+        parts = read_line(line, masked, head_end, texts)
         fields = [(text.key, _KINDS[text.form], text.value) for text in texts if text.form != "no_value"]
         self.non_finite += len(texts) - len(fields)
-        if isinstance(fields_end, Fault):
-            return fields_end
-        time_text = read_time(line, masked, fields_end)
-        if isinstance(time_text, Fault):
-            return time_text
+        if isinstance(parts, Fault):
+            return parts
+        head_text, time_text = parts
         head = self._head(line[:head_end], head_text)
         if not self.is_replay and (reject := _check_names(head_text, head.tag_names, texts, self.limits)):
             return reject
         if not fields:
             return Reason.NON_FINITE, texts[0].value_at, "every field of the line is nan or inf"
-        stated_ns = self._stated_ns(time_text.word) if time_text.word else self.context.arrival_ns
+        word = time_text.word
+        stated_ns = time_ns(word, self.context.precision) if word else self.context.arrival_ns
         if stated_ns is None:
-            return Reason.TIME_OUT_OF_RANGE, time_text.at, self._time_message(time_text.word)
-        self.heads[line[:head_end]] = head
-        return Line(head, line[:head_end], fields, stated_ns, 0, 0, line)
+            message = f"the time {show(word)} does not fit into 64 bits of nanoseconds"
+            return Reason.TIME_OUT_OF_RANGE, time_text.at, message
+        if word and not self.first_ns <= stated_ns <= self.last_ns:
+            side = "before the first" if stated_ns < self.first_ns else "behind the last"
+            return Reason.TIME_OUT_OF_RANGE, time_text.at, f"the time {stated_ns} ns is {side} that is accepted"
+        return self._accept(line, head_end, head, (fields, stated_ns))
+
+    def _accept(self, line: bytes, head_end: int, head: Head, row: tuple[list[Field], int]) -> Line:
+        """The accepted line, its place left open; its head counts as seen from now on."""
+        raw_head = line[:head_end]
+        self.heads[raw_head] = head
+        return Line(head, raw_head, row[0], row[1], 0, 0, line)
+
+    def _good_head(self, line: bytes, masked: bytes, head_end: int) -> Head | None:
+        """The head of a line when it was seen before or nothing can be said against it."""
+        raw_head = line[:head_end]
+        head = self._seen(raw_head)
+        if head is not None:
+            return head
+        text = read_head(line, masked, head_end)
+        if isinstance(text, Fault) or (not self.is_replay and _check_names(text, frozenset(), (), self.limits)):
+            return None
+        return self._head(raw_head, text)
+
+    def _seen(self, raw_head: bytes) -> Head | None:
+        return self.context.heads.get(raw_head) or self.heads.get(raw_head)
 
     def _head(self, raw_head: bytes, text: HeadText) -> Head:
-        head = self.context.heads.get(raw_head) or self.heads.get(raw_head)
+        head = self._seen(raw_head)
         if head is not None:
             return head
         own = {tag.key: tag.value for tag in text.tags}
         tags = {**dict(self.context.route_tags), **own}
         collisions = len(self.context.route_tags) + len(own) - len(tags)
         return Head(text.measurement, tuple(sorted(tags.items())), collisions, frozenset(tags))
-
-    def _stated_ns(self, word: bytes) -> int | None:
-        stated_ns = time_ns(word, self.context.precision)
-        return stated_ns if stated_ns is not None and self.first_ns <= stated_ns <= self.last_ns else None
-
-    def _time_message(self, word: bytes) -> str:
-        stated_ns = time_ns(word, self.context.precision)
-        if stated_ns is None:
-            return f"the time {show(word)} does not fit into 64 bits of nanoseconds"
-        side = "before the first" if stated_ns < self.first_ns else "behind the last"
-        return f"the time is {stated_ns} ns, {side} accepted here"
 
 
 def _check_names(

@@ -240,6 +240,11 @@ def encode_frame(
     return b"".join((head, _CRC.pack(zlib.crc32(head)), stored, bytes(padded(length) - length)))
 
 
+def frame_crc(frame: bytes) -> int:
+    """`crc` of an encoded frame."""
+    return int(_CRC.unpack_from(frame, _FRAME.size)[0])
+
+
 def decode_head(head: bytes) -> FrameHead | str:
     """Read the 64 bytes in front of a payload; a reason when they are no intact frame header."""
     if len(head) < FRAME_HEADER_BYTES:

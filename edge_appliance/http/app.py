@@ -130,16 +130,11 @@ class _PlainFaults(logging.Filter):
 
 
 class HttpServer:
-    """A running server."""
+    """A running server; `port` is the one it listens on."""
 
-    def __init__(self, runner: web.AppRunner) -> None:
+    def __init__(self, runner: web.AppRunner, port: int) -> None:
         self._runner = runner
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        port: int = self._runner.addresses[0][1]
-        return port
+        self.port = port
 
     async def stop(self) -> None:
         """Stop listening, let requests in work finish for a few seconds, close the connections."""
@@ -166,4 +161,4 @@ async def serve(app: web.Application, host: str, port: int, *, stop_s: float = 5
     except OSError as error:
         await runner.cleanup()
         raise PathError(f"{host}:{port}", f"cannot listen here: {error.strerror or error}") from error
-    return HttpServer(runner)
+    return HttpServer(runner, runner.addresses[0][1])

@@ -34,7 +34,7 @@ from edge_appliance.metrics import Metrics
 
 pytestmark = pytest.mark.integration
 
-TOKEN = "apiv3_secret-of-the-test"
+TOKEN = "apiv3_shown-in-the-test"  # noqa: S105 - of the test server only
 DEADLINE_S = 10.0
 LINE = b"cpu,host=gw-01 user=12.5 1700000000000000000\n"
 
@@ -61,6 +61,7 @@ class FakeInbox:
         self._thread.start()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
+        """Take deliveries and note them."""
         with self._changed:
             self._waiting += deliveries
             self.put_deliveries += deliveries
@@ -68,6 +69,7 @@ class FakeInbox:
         self.was_put.set()
 
     def withdraw(self, delivery: Delivery) -> bool:
+        """Take a delivery back unless the thread has it."""
         with self._changed:
             if delivery in self._waiting:
                 self._waiting.remove(delivery)
@@ -75,6 +77,7 @@ class FakeInbox:
             return False
 
     def close(self) -> None:
+        """End the thread."""
         self.may_take.set()
         self.may_answer.set()
         with self._changed:
@@ -106,6 +109,7 @@ class NoEngine:
     """No query is asked here."""
 
     def run(self, database: str, sql: str, params: Mapping[str, Any] | None = None) -> Any:
+        """Refuse."""
         raise AssertionError
 
 
@@ -118,6 +122,7 @@ class Reply(NamedTuple):
 
     @property
     def json(self) -> Any:
+        """The decoded body."""
         return json.loads(self.body)
 
 
@@ -141,6 +146,7 @@ class Client:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(DEADLINE_S)
 
     def stop(self) -> None:
+        """Stop the server and its loop."""
         self._call(self._server.stop())
         self.inbox.close()
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -148,6 +154,7 @@ class Client:
         self.loop.close()
 
     def connect(self) -> socket.socket:
+        """A new connection to the server."""
         return socket.create_connection(("127.0.0.1", self.port), DEADLINE_S)
 
     def raw(self, request: bytes) -> Reply:
@@ -157,6 +164,7 @@ class Client:
             return read_reply(connection)
 
     def post(self, target: str, body: bytes = LINE, headers: Mapping[str, str] | None = None) -> Reply:
+        """Post one body."""
         head = {"Authorization": f"Token {TOKEN}", "Content-Length": str(len(body)), **(headers or {})}
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items() if value)
         return self.raw(f"POST {target} HTTP/1.1\r\nHost: gw\r\n{lines}\r\n".encode() + body)
@@ -199,10 +207,17 @@ def serving(answer: DeliveryResult | None = None, **changes: Any) -> Iterator[Cl
 
 
 @pytest.fixture(scope="module")
-def stock() -> Iterator[Client]:
-    """One server for the tests that leave it as it is."""
+def shared_server() -> Iterator[Client]:
+    """One server for all tests that leave it as it is."""
     with serving() as client:
         yield client
+
+
+@pytest.fixture
+def stock(shared_server: Client) -> Client:
+    """That server, with nothing of an earlier test in its inbox."""
+    shared_server.inbox.taken.queue.clear()
+    return shared_server
 
 
 def bad_line(line: int, message: str = "field `user` has no value", sample: bytes = b"cpu user=") -> LineError:
@@ -420,7 +435,6 @@ def test_write_targets_share_an_origin(stock: Client) -> None:
     """The same target and client share one origin object, which makes per-origin work happen once."""
     origins = []
     for _ in range(2):
-        stock.inbox.taken.queue.clear()
         assert stock.post(TARGETS["v2"]).status == 204
         origins.append(stock.inbox.taken.get(timeout=DEADLINE_S).origin)
     assert origins[0] is origins[1]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from ports import free_port, wait_until
 PREFIX = "edge_appliance_"
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Raised when the daemon answers with an error status."""
 
     def __init__(self, status: int, body: str, retry_after_s: str | None) -> None:
@@ -101,7 +100,7 @@ class ApplianceProcess:
             raise AssertionError(f"the appliance has ended:\n{self.log_tail()}")
         try:
             self.get("/ready", timeout_s=2)
-        except (OSError, Refused):
+        except (OSError, RefusedError):
             return False
         return True
 
@@ -119,7 +118,8 @@ class ApplianceProcess:
     def kill(self) -> None:
         """End it by SIGKILL, as a power cut would; nothing happens when it has ended already."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL) if self._process.poll() is None else None
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(10)
             self._process = None
 
@@ -138,13 +138,13 @@ class ApplianceProcess:
     # Asking
 
     def get(self, path: str, timeout_s: float = 30.0) -> bytes:
-        """Body of a GET; raises Refused for an error status and OSError when nobody answers."""
-        return self._ask(urllib.request.Request(self._url(path)), timeout_s)
+        """Body of a GET; raises RefusedError for an error status and OSError when nobody answers."""
+        return self._ask("GET", path, None, timeout_s)
 
     def write(self, lines: bytes, *, database: str = "edge", timeout_s: float = 30.0, precision: str = "ns") -> None:
         """Write line protocol; returning means that it was acknowledged."""
         query = urllib.parse.urlencode({"bucket": database, "precision": precision})
-        self._ask(urllib.request.Request(self._url(f"/api/v2/write?{query}"), data=lines, method="POST"), timeout_s)
+        self._ask("POST", f"/api/v2/write?{query}", lines, timeout_s)
 
     def query(self, sql: str, *, database: str = "edge") -> list[dict[str, Any]]:
         """Rows of a SQL answer."""
@@ -165,18 +165,18 @@ class ApplianceProcess:
         """One number, summed over its labels; 0 when it was never counted."""
         return sum(value for key, value in self.metrics().items() if key.partition("{")[0] == name)
 
-    def _url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.http_port}{path}"
-
-    def _ask(self, request: urllib.request.Request, timeout_s: float) -> bytes:
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                body: bytes = answer.read()
-                return body
-        except urllib.error.HTTPError as error:
-            with error:
-                body = error.read()
-            raise Refused(error.code, body.decode(errors="replace"), error.headers.get("Retry-After")) from None
+    def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            try:
+                connection.request(method, path, body)
+                answer = connection.getresponse()
+                text = answer.read()
+            except http.client.HTTPException as error:  # it was killed in the middle of its answer
+                raise ConnectionError(f"{path}: {error!r}") from error
+        if answer.status >= 300:
+            raise RefusedError(answer.status, text.decode(errors="replace"), answer.headers.get("Retry-After"))
+        return text
 
 
 def parse_metrics(text: str) -> dict[str, float]:
@@ -197,11 +197,3 @@ def _toml(sections: dict[str, dict[str, object]], routes: Sequence[dict[str, obj
     for route in routes:
         lines += ["[[mqtt.route]]", *(f"{key} = {json.dumps(value)}" for key, value in route.items())]
     return "\n".join(lines) + "\n"
-
-
-def wait_gone(pid: int, timeout_s: float = 10.0) -> None:
-    """Wait until no process has this id."""
-    deadline = time.monotonic() + timeout_s
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)

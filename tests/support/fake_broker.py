@@ -1,8 +1,8 @@
 """A small MQTT 5 broker for one subscriber, whose every step a test can see.
 
-It keeps a persistent session in memory: a window as large as the subscriber's Receive Maximum, packet ids that stay with
-a message until it is acknowledged, and redelivery with DUP, in the old order, when the subscriber comes back. What a
-real broker hides is recorded: which messages went to the socket, and which ones were acknowledged.
+It keeps a persistent session in memory: a window as large as the subscriber's Receive Maximum, packet ids that stay
+with a message until it is acknowledged, and redelivery with DUP, in the old order, when the subscriber comes back.
+What a real broker hides is recorded: which messages went to the socket, and which ones were acknowledged.
 """
 
 from __future__ import annotations

@@ -1,0 +1,315 @@
+"""Which rows of a table a query must read, and which of them were written more than once.
+
+A table's rows come from *sources*: part sets on disk and row sets in memory. Inside a part set a key (tags, time)
+occurs once. So a key can have been written twice only where the times of two sources overlap, or inside one row set
+in memory. Those times are *contested*: only their rows pass the last-write-wins aggregate, all others bypass it.
+
+    source      ├──── part set 1 ────┤
+                             ├──── part set 2 ────┤      ├── row set ──┤
+    contested                ├───────┤                        ├┤ (a key written twice)
+
+Times are closed intervals in ns, rounded outward to whole microseconds because that is what the files hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from edge_appliance.core.columns import RowSet
+from edge_appliance.core.delivery import ColumnDefinition, Kind
+from edge_appliance.core.parts import Part, age, file_column, set_key
+from edge_appliance.core.view import TableView
+
+MIN_NS: Final = -(2**63)
+MAX_NS: Final = 2**63 - 1
+
+CONTESTED_LIMIT: Final = 32
+"""Contested intervals of one table; nearer ones are joined, since each is a term of a predicate on every row."""
+
+_BUCKET_BITS: Final = 33
+"""Times of rows in memory are told apart by 2^33 ns = 8.6 s: one late row contests seconds, not two days."""
+
+
+class Interval(NamedTuple):
+    """Times from `lo` to `hi`, both included, in ns."""
+
+    lo: int
+    hi: int
+
+    def overlaps(self, lo: int, hi: int) -> bool:
+        """Whether any time lies in both."""
+        return self.lo <= hi and lo <= self.hi
+
+
+ALL_TIME: Final = Interval(MIN_NS, MAX_NS)
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What to read of one table. Parts are named by their position in `parts`, which is the order of writing."""
+
+    parts: tuple[Part, ...]
+    hot: tuple[RowSet, ...]
+    """Row sets by ascending rank, each with the chunks that may have rows in the asked time."""
+    contested: tuple[Interval, ...]
+    alone: tuple[int, ...]
+    """Parts with no contested time."""
+    shared: tuple[int, ...]
+    """Parts with contested times, wholly or partly."""
+    is_hot_shared: bool
+    """Whether any row in memory may have a contested time."""
+
+
+def plan_table(view: TableView, bounds: Interval = ALL_TIME) -> TablePlan:
+    """Choose the parts and rows that can have times in `bounds`, and find the contested times among them."""
+    parts = tuple(sorted((p for p in view.parts if bounds.overlaps(p.min_time_ns, p.max_time_ns)), key=age))
+    hot = tuple(kept for row_set in view.hot if (kept := _within(row_set, bounds)) is not None)
+    spans: list[tuple[Interval, object]] = [(Interval(p.min_time_ns, p.max_time_ns), set_key(p)) for p in parts]
+    contested: list[Interval] = []
+    for position, row_set in enumerate(hot):
+        contested += repeated_times(row_set)
+        spans += [(interval, position) for interval in _occupied(_times(row_set))]
+    contested += _overlaps(spans)
+    joined = coarsen([_whole_microseconds(interval) for interval in contested], CONTESTED_LIMIT)
+    touched = [any(i.overlaps(p.min_time_ns, p.max_time_ns) for i in joined) for p in parts]
+    return TablePlan(
+        parts=parts,
+        hot=hot,
+        contested=joined,
+        alone=tuple(position for position, is_shared in enumerate(touched) if not is_shared),
+        shared=tuple(position for position, is_shared in enumerate(touched) if is_shared),
+        is_hot_shared=any(i.overlaps(s.min_time_ns, s.max_time_ns) for i in joined for s in hot),
+    )
+
+
+def repeated_times(row_set: RowSet) -> list[Interval]:
+    """Times at which a series of this row set was written more than once."""
+    keys = pa.table(
+        {
+            "series": pa.chunked_array([chunk.series for chunk in row_set.chunks], pa.uint32()),
+            "time": pa.chunked_array([chunk.time for chunk in row_set.chunks], pa.int64()),
+        }
+    )
+    counts = keys.group_by(["series", "time"]).aggregate([([], "count_all")])
+    if counts.num_rows == keys.num_rows:
+        return []
+    return _occupied(counts.filter(pc.greater(counts["count_all"], 1))["time"])
+
+
+def coarsen(intervals: Iterable[Interval], limit: int) -> tuple[Interval, ...]:
+    """The same times in ascending, disjoint intervals, at most `limit`: the smallest gaps are filled beyond that."""
+    joined: list[Interval] = []
+    for interval in sorted(intervals):
+        if joined and interval.lo <= joined[-1].hi + 1:
+            joined[-1] = Interval(joined[-1].lo, max(joined[-1].hi, interval.hi))
+        else:
+            joined.append(interval)
+    if len(joined) <= limit:
+        return tuple(joined)
+    by_gap = sorted(range(1, len(joined)), key=lambda i: joined[i].lo - joined[i - 1].hi, reverse=True)
+    starts = [0, *sorted(by_gap[: limit - 1]), len(joined)]
+    return tuple(Interval(joined[start].lo, joined[end - 1].hi) for start, end in itertools.pairwise(starts))
+
+
+def complement(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
+    """All times outside of `intervals`, which are ascending and disjoint."""
+    gaps: list[Interval] = []
+    start = MIN_NS
+    for interval in intervals:
+        if start < interval.lo:
+            gaps.append(Interval(start, interval.lo - 1))
+        start = interval.hi + 1
+    return tuple(gaps if start > MAX_NS else [*gaps, Interval(start, MAX_NS)])
+
+
+def runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as (first, last) of each unbroken run: a predicate on 300 parts stays short."""
+    found: list[tuple[int, int]] = []
+    for position in positions:
+        if found and position == found[-1][1] + 1:
+            found[-1] = (found[-1][0], position)
+        else:
+            found.append((position, position))
+    return found
+
+
+def _within(row_set: RowSet, bounds: Interval) -> RowSet | None:
+    """The row set without the chunks whose times all lie outside of `bounds`; None when nothing is left."""
+    if not bounds.overlaps(row_set.min_time_ns, row_set.max_time_ns):
+        return None
+    spans = [(chunk, pc.min_max(chunk.time)) for chunk in row_set.chunks if chunk.rows]
+    kept = [(c, s["min"].as_py(), s["max"].as_py()) for c, s in spans]
+    kept = [(c, lo, hi) for c, lo, hi in kept if bounds.overlaps(lo, hi)]
+    if not kept:
+        return None
+    return dataclasses.replace(
+        row_set,
+        chunks=tuple(chunk for chunk, _, _ in kept),
+        min_time_ns=min(lo for _, lo, _ in kept),
+        max_time_ns=max(hi for _, _, hi in kept),
+    )
+
+
+def _times(row_set: RowSet) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk.time for chunk in row_set.chunks], pa.int64())
+
+
+def _occupied(times: pa.ChunkedArray) -> list[Interval]:
+    """Intervals of whole buckets that hold all of `times`, neighbours joined."""
+    buckets = sorted(pc.unique(pc.shift_right(times, _BUCKET_BITS)).to_pylist())
+    return [Interval(first << _BUCKET_BITS, ((last + 1) << _BUCKET_BITS) - 1) for first, last in runs(buckets)]
+
+
+def _overlaps(spans: Iterable[tuple[Interval, object]]) -> list[Interval]:
+    """Times that lie in the intervals of two or more different owners."""
+    events: list[tuple[int, int, object]] = []
+    for interval, owner in spans:
+        events += [(interval.lo, 1, owner), (interval.hi + 1, -1, owner)]
+    events.sort(key=lambda event: event[:2])
+    active: Counter[object] = Counter()
+    found: list[Interval] = []
+    begun: int | None = None
+    for time_ns, step, owner in events:
+        active[owner] += step
+        if not active[owner]:
+            del active[owner]
+        if begun is None and len(active) > 1:
+            begun = time_ns
+        elif begun is not None and len(active) <= 1:
+            if begun < time_ns:
+                found.append(Interval(begun, time_ns - 1))
+            begun = None
+    return found
+
+
+def _whole_microseconds(interval: Interval) -> Interval:
+    return Interval(max(MIN_NS, interval.lo // 1000 * 1000), min(MAX_NS, interval.hi // 1000 * 1000 + 999))
+
+
+# SQL of one table ----------------------------------------------------------------------------------------------
+
+PART_COLUMN: Final = "_edge_part"
+"""Partition column of a view directory: position of the part in the plan. Names with `_edge` are never data."""
+ORDER_COLUMN: Final = "_edge_order"
+"""Order of writing over all sources: the part's position, then one number for each row in memory."""
+
+_SQL_TYPES: Final[Mapping[Kind, str]] = {
+    Kind.TAG: "Utf8",
+    Kind.FLOAT: "Float64",
+    Kind.INT: "Int64",
+    Kind.UINT: "UInt64",
+    Kind.BOOL: "Boolean",
+    Kind.STRING: "Utf8",
+}
+_TIME_NS: Final = 'Timestamp(ns, "UTC")'
+_TIME_US: Final = 'Timestamp(us, "UTC")'
+
+
+def quoted(name: str) -> str:
+    """A name as an exact SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def hot_columns(plan: TablePlan, columns: Sequence[ColumnDefinition], needed: Container[str]) -> list[ColumnDefinition]:
+    """Columns that rows in memory must bring: those needed, and all tags when some row is contested."""
+    return [c for c in columns if c.name in needed or (plan.is_hot_shared and c.kind is Kind.TAG)]
+
+
+def table_sql(
+    plan: TablePlan,
+    columns: Sequence[ColumnDefinition],
+    needed: Container[str],
+    bounds: Interval,
+    files: str,
+    hot: str,
+) -> str:
+    """The table as a query over `files` (the linked parts) and `hot` (rows in memory): each key once.
+
+    Columns that are not needed are there as nulls, so that they cost nothing.
+    """
+    branches: list[str] = []
+    shown = [c for c in columns if c.name in needed]
+    tags = [c for c in columns if c.kind is Kind.TAG]
+    outer = _select_list(columns, needed)
+    gaps = complement(plan.contested)
+    if plan.alone:
+        branches.append(_from_files(files, shown, [_parts_are(plan.alone), _us_within([bounds])]))
+    if plan.shared:
+        branches.append(_from_files(files, shown, [_parts_are(plan.shared), _us_within([bounds]), _us_within(gaps)]))
+    if plan.hot:
+        outside = f" WHERE {_ns_within(gaps)}" if plan.is_hot_shared else ""
+        branches.append(f"SELECT {_names(shown)} FROM {hot}{outside}")
+    contested: list[str] = []
+    carried = [*tags, *(c for c in shown if c.kind is not Kind.TAG)]
+    if plan.shared:
+        where = [_parts_are(plan.shared), _us_within([bounds]), _us_within(plan.contested)]
+        contested.append(_from_files(files, carried, where, f", {PART_COLUMN} AS {ORDER_COLUMN}"))
+    if plan.is_hot_shared:
+        contested.append(f"SELECT {_names(carried)}, {ORDER_COLUMN} FROM {hot} WHERE {_ns_within(plan.contested)}")
+    if contested:
+        branches.append(f"SELECT {_names(shown)} FROM ({_last_write_wins(carried, ' UNION ALL '.join(contested))})")
+    return f"SELECT {outer} FROM ({' UNION ALL '.join(branches)})"
+
+
+def _last_write_wins(columns: Sequence[ColumnDefinition], rows: str) -> str:
+    """One row per key: of each field the value written last. Null tags are equal to each other in GROUP BY."""
+    keys = ", ".join(['"time"', *(quoted(c.name) for c in columns if c.kind is Kind.TAG)])
+    fields = [quoted(c.name) for c in columns if c.kind is not Kind.TAG]
+    last = "".join(f", last_value({f} ORDER BY {ORDER_COLUMN}) FILTER (WHERE {f} IS NOT NULL) AS {f}" for f in fields)
+    return f"SELECT {keys}{last} FROM ({rows}) GROUP BY {keys}"
+
+
+def _from_files(files: str, columns: Sequence[ColumnDefinition], where: Sequence[str], more: str = "") -> str:
+    exact_time = f'arrow_cast(arrow_cast("time", \'Int64\') * 1000 + "time_ns", \'{_TIME_NS}\') AS "time"'
+    listed = "".join(f", {_file_value(c)} AS {quoted(c.name)}" for c in columns)
+    return f"SELECT {exact_time}{listed}{more} FROM {files} WHERE {' AND '.join(where)}"
+
+
+def _file_value(column: ColumnDefinition) -> str:
+    name = quoted(file_column(column.name))
+    return f"arrow_cast({name}, 'UInt64')" if column.kind is Kind.UINT else name
+
+
+def _names(columns: Sequence[ColumnDefinition]) -> str:
+    return ", ".join(['"time"', *(quoted(c.name) for c in columns)])
+
+
+def _select_list(columns: Sequence[ColumnDefinition], needed: Container[str]) -> str:
+    values = (
+        quoted(c.name) if c.name in needed else f"arrow_cast(NULL, '{_SQL_TYPES[c.kind]}') AS {quoted(c.name)}"
+        for c in columns
+    )
+    return ", ".join(['"time"', *values])
+
+
+def _parts_are(positions: Sequence[int]) -> str:
+    return _any(f"{PART_COLUMN} BETWEEN {first} AND {last}" for first, last in runs(positions))
+
+
+def _us_within(intervals: Sequence[Interval]) -> str:
+    return _any(_range(i.lo // 1000, i.hi // 1000, _TIME_US) for i in intervals)
+
+
+def _ns_within(intervals: Sequence[Interval]) -> str:
+    return _any(_range(i.lo, i.hi, _TIME_NS) for i in intervals)
+
+
+def _range(lo: int, hi: int, sql_type: str) -> str:
+    return f'("time" >= {_literal(lo, sql_type)} AND "time" <= {_literal(hi, sql_type)})'
+
+
+def _literal(number: int, sql_type: str) -> str:
+    # The text of the smallest integer cannot be written with a minus sign: its absolute value does not fit.
+    return f"arrow_cast(arrow_cast('{number}', 'Int64'), '{sql_type}')"
+
+
+def _any(terms: Iterable[str]) -> str:
+    return "(" + " OR ".join(terms) + ")"

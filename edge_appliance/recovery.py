@@ -1,0 +1,258 @@
+"""Restart: read every log file in order through the same append step, and leave nothing half done.
+
+A segment that the catalog lists as persisted is dropped unread. Of the others, rows that a listed part covers stay
+out, everything else is in memory again afterwards, sealed, with the rank it had. Replay decides nothing, and no
+damage stops it: what cannot be read is kept in quarantine, counted, and named in health.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from edge_appliance import durable
+from edge_appliance.buffer import Buffer
+from edge_appliance.catalog import Catalog
+from edge_appliance.core.append import Appender, IsCovered
+from edge_appliance.core.delivery import DeliveryKey
+from edge_appliance.core.parts import cover_intervals
+from edge_appliance.core.segment import Segment
+from edge_appliance.core.wal_frame import KNOWN_TYPES, FileHeader, Frame, FrameType
+from edge_appliance.core.wal_record import GroupRecord, decode_group
+from edge_appliance.core.wal_scan import Damage
+from edge_appliance.errors import DiskError, EdgeError, FormatError
+from edge_appliance.health import Health, ReplayProgress
+from edge_appliance.metrics import Metrics
+from edge_appliance.wal import Wal, WalFile
+
+_log = logging.getLogger(__name__)
+
+PROGRESS_EVERY_BYTES: Final = 2**20
+WAIT_S: Final = 0.5
+_EPOCH_ORDINAL: Final = 719_163
+"""`date.toordinal()` of 1970-01-01."""
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What the log held, for whoever goes on from there."""
+
+    keys: dict[int, DeliveryKey] = field(default_factory=dict)
+    """Last logged QoS 1 delivery of each packet id."""
+    last_arrival_ns: int = 0
+    last_segment_id: int = 0
+    last_sequence: int = 0
+    lines: int = 0
+    segments: list[Segment] = field(default_factory=list)
+    """Segments with rows that still have to be persisted, in order."""
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: the process was asked to stop
+    """Raised inside replay when the process is asked to stop."""
+
+
+class Replay:
+    """One pass over the log."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        catalog: Catalog,
+        buffer: Buffer,
+        appender: Appender,
+        health: Health,
+        metrics: Metrics,
+        *,
+        quarantine: Path,
+        persist: Callable[[Segment], None],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._wal = wal
+        self._catalog = catalog
+        self._buffer = buffer
+        self._appender = appender
+        self._health = health
+        self._metrics = metrics
+        self._quarantine = quarantine
+        self._persist = persist
+        self._is_stopping = is_stopping
+        self._started_s = time.monotonic()
+        self._progress = ReplayProgress()
+        self._done = Replayed()
+        self._passed_bytes = 0
+        """Bytes of the files before the one in work."""
+        self._intervals = cover_intervals(buffer.parts())
+
+    def run(self, files: Sequence[WalFile]) -> Replayed | None:
+        """Replay `files` in order; None when the process is asked to stop meanwhile. Raises DiskError."""
+        self._progress = ReplayProgress(total_bytes=sum(file.size for file in files))
+        self._health.replayed(self._progress)
+        successors = [*(file.header for file in files[1:]), None]
+        try:
+            for file, successor in zip(files, successors, strict=False):
+                self._replay_file(file, successor)
+        except Stopped:
+            return None
+        self._forget_dropped({file.id for file in files})
+        seconds = time.monotonic() - self._started_s
+        self._metrics.replay_seconds.set(round(seconds, 3))
+        self._metrics.replay_lines.set(self._done.lines)
+        if files:
+            _log.info("replayed %d log files, %d lines in %.1f s", len(files), self._done.lines, seconds)
+        return self._done
+
+    def _replay_file(self, file: WalFile, successor: FileHeader | None) -> None:
+        done = self._done
+        done.last_segment_id = max(done.last_segment_id, file.id)
+        if file.id in self._catalog.state.persisted_segments:
+            # Unlinking may have been undone by a power cut; its rows are in parts.
+            self._drop(file.id)
+            return
+        first_sequence = file.header.first_sequence if file.header else 0
+        done.last_sequence = max(done.last_sequence, first_sequence - 1)
+        rank = self._rank(file, successor)
+        segment = Segment(file.id, first_sequence, time.monotonic())
+        mismatches = self._read(file, successor, segment, self._cover(rank))
+        if mismatches:
+            self._keep_file(file, mismatches)
+        self._finish(segment, done.last_sequence if rank is None else rank)
+
+    def _read(self, file: WalFile, successor: FileHeader | None, segment: Segment, is_covered: IsCovered | None) -> int:
+        """Append all groups of a file; returns the number of entries that gave other rows than logged."""
+        done = self._done
+        mismatches = 0
+        for found in self._wal.read(file, successor):
+            if self._is_stopping():
+                raise Stopped
+            if isinstance(found, Damage):
+                self._note_damage(file, found)
+                continue
+            if found.type == FrameType.GROUP and found.sequence > done.last_sequence:
+                mismatches += self._append(file, segment, found, is_covered)
+            elif found.type not in KNOWN_TYPES:
+                self._metrics.wal_skipped.add()
+            done.last_sequence = max(done.last_sequence, found.sequence)
+            self._show(self._passed_bytes + found.offset + found.length)
+        self._passed_bytes += file.size
+        self._show(self._passed_bytes)
+        return mismatches
+
+    def _rank(self, file: WalFile, successor: FileHeader | None) -> int | None:
+        """The rank that the rows of a file got at the cut; None for the newest file, which was not cut.
+
+        When the file between is gone, because it was persisted first, the last record of this one tells.
+        """
+        if successor is None:
+            return None
+        if successor.previous is not None and successor.previous.segment_id == file.id:
+            return successor.first_sequence - 1
+        sequences = (found.sequence for found in self._wal.read(file, successor) if isinstance(found, Frame))
+        return max(sequences, default=successor.first_sequence - 1)
+
+    def _append(self, file: WalFile, segment: Segment, frame: Frame, is_covered: IsCovered | None) -> int:
+        """Append one group and publish it; returns the number of entries that gave other rows than logged."""
+        try:
+            record = decode_group(frame.payload)
+        except FormatError as error:
+            self._note_damage(file, Damage(frame.offset, frame.length, error.reason, frame.sequence, frame.sequence))
+            return 1
+        result = self._appender.append_logged(segment, record, is_covered)
+        frozen = segment.freeze_large_tails()
+        self._appender.schema.commit()
+        segment.publish(frozen)
+        self._remember(record)
+        self._done.lines += result.lines
+        for mismatch in result.mismatches:
+            _log.warning("%s at byte %d: %s", file.path, frame.offset, mismatch)
+        return len(result.mismatches)
+
+    def _remember(self, record: GroupRecord) -> None:
+        done = self._done
+        for entry in record.entries:
+            done.last_arrival_ns = max(done.last_arrival_ns, entry.arrival_ns)
+            if entry.key is not None:
+                done.keys[entry.key.packet_id] = entry.key
+
+    def _cover(self, rank: int | None) -> IsCovered | None:
+        """Which rows of a segment of this rank are in a listed part; None when none are, as nearly always."""
+        covered = {
+            (database, table, date.toordinal() - _EPOCH_ORDINAL)
+            for (database, table, date), intervals in self._intervals.items()
+            if rank is not None and any(lo <= rank <= hi for lo, hi in intervals)
+        }
+        return (lambda *row: row in covered) if covered else None
+
+    def _finish(self, segment: Segment, rank: int) -> None:
+        """Seal what a file gave, and make room before the next one is read."""
+        if segment.is_empty:
+            self._drop(segment.id)
+            return
+        segment.seal(rank)
+        self._buffer.replace(lambda state: replace(state, sealed=(*state.sealed, segment)))
+        self._done.segments.append(segment)
+        while not self._buffer.has_room():
+            if self._is_stopping():
+                raise Stopped
+            if self._done.segments:
+                self._persist(self._done.segments.pop(0))
+            self._buffer.wait_for_change(WAIT_S)
+
+    def _drop(self, segment_id: int) -> None:
+        """Remove a file without rows of its own; when the disk refuses, the next start tries again."""
+        try:
+            self._wal.drop(segment_id)
+            if segment_id in self._catalog.state.persisted_segments:
+                self._catalog.forget_segment(segment_id).result()
+        except EdgeError as error:
+            _log.warning("%s; log file %d goes at the next start", error, segment_id)
+
+    def _show(self, done_bytes: int) -> None:
+        """Report progress, about once a MiB."""
+        progress = self._progress
+        if done_bytes - progress.done_bytes < PROGRESS_EVERY_BYTES and done_bytes != progress.total_bytes:
+            return
+        seconds = time.monotonic() - self._started_s
+        self._progress = ReplayProgress(done_bytes, progress.total_bytes, self._done.lines, seconds)
+        self._health.replayed(self._progress)
+
+    def _note_damage(self, file: WalFile, damage: Damage) -> None:
+        if damage.last_sequence is not None:
+            self._done.last_sequence = max(self._done.last_sequence, damage.last_sequence)
+        if damage.is_torn:
+            _log.info("%s: the last write was torn at byte %d and never acknowledged", file.path, damage.offset)
+            return
+        self._metrics.wal_damaged.add()
+        lost = f"{damage.rows} rows" if damage.rows is not None else "an unknown number of rows"
+        where = f"{file.path} at byte {damage.offset}, {damage.length} bytes ({damage.reason})"
+        _log.error("damaged: %s: %s lost, the bytes are kept in %s", where, lost, self._quarantine)
+        self._health.degrade("wal_damage", f"the log was damaged: {where}: {lost} lost")
+
+    def _keep_file(self, file: WalFile, mismatches: int) -> None:
+        """Keep a file whose lines gave other rows than they did when they were accepted."""
+        text = f"{file.path}: {mismatches} entries gave other rows than when they were accepted"
+        self._health.degrade("wal_mismatch", f"{text}; the file is kept in {self._quarantine}")
+        _log.error("%s; the file is kept in %s", text, self._quarantine)
+        durable.make_directory(self._quarantine)
+        durable.link_or_copy(file.path, self._quarantine / file.path.name)
+
+    def _forget_dropped(self, present: set[int]) -> None:
+        """Segments whose file is gone need no catalog row any more."""
+        for segment_id in self._catalog.state.persisted_segments - present:
+            self._drop(segment_id)
+
+
+def settle(wal: Wal, files: Sequence[WalFile], health: Health) -> bool:
+    """Make sure that what was replayed is on the disk and not just in its cache (a crash may have cut the sync).
+
+    False when the disk refuses: then the rows must be persisted before anything is acknowledged.
+    """
+    try:
+        wal.verify_durable(files)
+    except DiskError as error:
+        health.degrade("wal_unsynced", f"{error}: what was replayed is persisted before anything is acknowledged")
+        return False
+    return True

@@ -1,0 +1,294 @@
+"""SQL over rows in memory and parts on disk: the only importer of DataFusion.
+
+A query is planned three times, a millisecond each. First against tables that only have columns, to learn which tables
+it names, second against the same as base tables, to learn the columns and times it needs of each; both also refuse
+everything that is not a query. Then one view of those tables is taken, tables are built from it that hold each key
+once (`core/query_plan.py`), and the statement runs on them.
+
+Names are case-sensitive as in line protocol. SQL lower-cases what is not quoted: `pump` is the table `pump`, and the
+table `Pump` is written `"Pump"`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import shutil
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import datafusion as df
+import pyarrow as pa
+from datafusion.catalog import CatalogProvider, SchemaProvider, Table
+
+from edge_appliance.core import query_plan
+from edge_appliance.core.columns import ARROW_TYPES, TIME_TYPE
+from edge_appliance.core.delivery import ColumnDefinition, Kind
+from edge_appliance.core.parts import file_column
+from edge_appliance.core.query_plan import ALL_TIME, MAX_NS, MIN_NS, ORDER_COLUMN, PART_COLUMN, Interval, TablePlan
+from edge_appliance.core.view import TableView, View
+from edge_appliance.errors import QueryError
+from edge_appliance.metrics import Metrics
+from edge_appliance.view_files import PartLocator, ViewFiles
+
+log = logging.getLogger(__name__)
+
+CATALOG: Final = "public"
+SCHEMA: Final = "iox"
+"""Catalog and schema under which clients of InfluxDB 3 look for tables."""
+MAX_CONCURRENT: Final = 4
+"""Queries at once; others wait for their turn within their timeout. They share one memory pool."""
+
+_TICK_S: Final = 0.1
+"""How often a waiting query looks at its deadline and at whether it was cancelled."""
+_NS_LITERAL: Final = re.compile(r"TimestampNanosecond\((-?\d+), ")
+_NO_TIME: Final = Interval(1, 0)
+
+
+class ViewSource(Protocol):
+    """Where tables and their rows come from."""
+
+    def view(self, database: str, tables: Collection[str] | None) -> View:
+        """The named tables, all at the same instant; unknown ones are absent."""
+
+    def databases(self) -> list[str]:
+        """Names of all databases."""
+
+    def table_names(self, database: str) -> list[str]:
+        """Names of the tables of a database; none when it is unknown."""
+
+    def columns(self, database: str, table: str) -> tuple[ColumnDefinition, ...] | None:
+        """Columns of a table in order of definition, None when it is unknown."""
+
+
+class QuerySettings(Protocol):
+    """Limits of one query."""
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Memory of all running queries together, and of one answer."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Time for one query, waiting for its turn included."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of one answer; a longer one is an error, not cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswer:
+    """Rows of an answer in types that every client takes: ns timestamps, plain utf8."""
+
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    rows: int
+
+
+@dataclass(slots=True)
+class _Need:
+    """What a statement reads of one table."""
+
+    columns: set[str] = field(default_factory=set)
+    bounds: Interval = _NO_TIME
+
+    def add(self, columns: Collection[str], bounds: Interval) -> None:
+        self.columns.update(columns)
+        self.bounds = _hull(self.bounds, bounds)
+
+
+class _Tables(SchemaProvider):
+    """The tables of one database by name: those prepared for this query, and for all others their columns only."""
+
+    def __init__(self, source: ViewSource, database: str, prepared: Mapping[str, Table]) -> None:
+        self._source = source
+        self._database = database
+        self._prepared = prepared
+        self._empty = df.SessionContext()
+        self.columns: dict[str, tuple[ColumnDefinition, ...]] = {}
+        """Columns of the tables that were asked for."""
+
+    @property
+    def table_names(self) -> list[str]:  # type: ignore[override]  # the binding reads an attribute
+        return self._source.table_names(self._database)
+
+    def table_exist(self, name: str) -> bool:
+        return self._source.columns(self._database, name) is not None
+
+    def table(self, name: str) -> Table | None:
+        columns = self._source.columns(self._database, name)
+        if columns is None:
+            return None
+        self.columns[name] = columns
+        # Called on an engine thread, where nothing that waits for the engine may be called.
+        return self._prepared.get(name) or Table(self._empty.read_batches([_no_rows(columns)]))
+
+
+class _Database(CatalogProvider):
+    def __init__(self, tables: _Tables) -> None:
+        self._tables = tables
+
+    def schema_names(self) -> set[str]:
+        return {SCHEMA}
+
+    def schema(self, name: str) -> _Tables | None:  # type: ignore[override]  # a provider is as good as a Schema
+        return self._tables if name == SCHEMA else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """One statement on its way through the engine."""
+
+    database: str
+    sql: str
+    params: Mapping[str, Any]
+    deadline_s: float
+    cancel: threading.Event
+
+
+class SqlEngine:
+    """Answers SQL over one source of views. Thread-safe; `run` blocks and belongs in a worker thread."""
+
+    def __init__(
+        self,
+        buffer: ViewSource,
+        part_files: PartLocator,
+        view_dir: Path,
+        settings: QuerySettings,
+        metrics: Metrics,
+        *,
+        max_concurrent: int = MAX_CONCURRENT,
+    ) -> None:
+        self._source = buffer
+        self._settings = settings
+        self._metrics = metrics
+        self._files = ViewFiles(view_dir, part_files)
+        self._slots = threading.BoundedSemaphore(max_concurrent)
+        self._closed = threading.Event()
+        # One pool object in the builder is the pool of every session made from it.
+        spill_dir = view_dir / "spill"
+        spill_dir.mkdir(exist_ok=True)
+        self._runtime = (
+            df.RuntimeEnvBuilder()
+            .with_fair_spill_pool(settings.memory_limit_bytes)
+            .with_disk_manager_specified(spill_dir)
+        )
+        self._read_only = (
+            df.SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
+        )
+
+    def close(self) -> None:
+        """Refuse new queries and end the running ones."""
+        self._closed.set()
+
+    def run(
+        self,
+        database: str,
+        sql: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        cancel: threading.Event | None = None,
+    ) -> QueryAnswer:
+        """Answer one statement, or raise QueryError. Setting `cancel` ends it within a tenth of a second.
+
+        `params` are the values of `$name` placeholders.
+        """
+        started_s = time.monotonic()
+        statement = _Statement(
+            database,
+            sql,
+            {name.removeprefix("$"): value for name, value in (params or {}).items()},
+            started_s + self._settings.timeout_s,
+            cancel or threading.Event(),
+        )
+        outcome = "ok"
+        try:
+            query_text.check_text(sql)
+            with self._turn(statement):
+                return self._answer(statement)
+        except QueryError as error:
+            outcome = error.fault
+            raise
+        finally:
+            self._metrics.queries.add(1, outcome)
+            self._metrics.query_seconds.observe(time.monotonic() - started_s)
+
+    @contextmanager
+    def _turn(self, statement: _Statement) -> Iterator[None]:
+        while not self._slots.acquire(timeout=_TICK_S):
+            if time.monotonic() > statement.deadline_s:
+                raise QueryError("unavailable", "too many queries are running, try again later")
+            self._raise_if_ended(statement)
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def _raise_if_ended(self, statement: _Statement) -> None:
+        if self._closed.is_set():
+            raise QueryError("unavailable", "the appliance is stopping")
+        if statement.cancel.is_set():
+            raise QueryError("unavailable", "the query was cancelled")
+        if time.monotonic() > statement.deadline_s:
+            raise QueryError("timeout", f"the query did not finish within {self._settings.timeout_s:g} s")
+
+    def _answer(self, statement: _Statement) -> QueryAnswer:
+        with self._translated(statement), ExitStack() as held:
+            needs, columns = self._needs(statement)
+            view = self._source.view(statement.database, list(needs)) if needs else {}
+            workshop = df.SessionContext(self._config(), self._runtime)
+            prepared = {
+                name: self._build(workshop, held, view.get(name), columns[name], need, number)
+                for number, (name, need) in enumerate(needs.items())
+            }
+            session, _ = self._session(statement.database, prepared)
+            frame = self._plan(session, statement)
+            schema = portable_schema(frame.schema())
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                return runner.run(self._collect(frame, schema, statement))
+
+    # Planning
+
+    def _config(self) -> df.SessionConfig:
+        return (
+            df.SessionConfig()
+            .with_default_catalog_and_schema(CATALOG, SCHEMA)
+            .with_information_schema(True)
+        )
+
+    def _session(self, database: str, prepared: Mapping[str, Table]) -> tuple[df.SessionContext, _Tables]:
+        session = df.SessionContext(self._config(), self._runtime)
+        tables = _Tables(self._source, database, prepared)
+        session.register_catalog_provider(CATALOG, _Database(tables))
+        for name in ("database", "current_schema"):
+            session.register_udf(df.udf(lambda: pa.array([SCHEMA]), [], pa.utf8(), "immutable", name))
+        return session, tables
+
+    def _plan(self, session: df.SessionContext, statement: _Statement) -> df.DataFrame:
+        return session.sql_with_options(statement.sql, self._read_only, param_values=dict(statement.params))
+
+    def _needs(self, statement: _Statement) -> tuple[dict[str, _Need], dict[str, tuple[ColumnDefinition, ...]]]:
+        """What the statement reads of each table it names, and the columns these tables have."""
+        session, tables = self._session(statement.database, {})
+        self._plan(session, statement)
+        columns = dict(tables.columns)
+        if not columns:
+            return {}, {}
+        workshop = df.SessionContext(self._config())
+        bases: dict[str, Table] = {}
+        for number, (name, defined) in enumerate(columns.items()):
+            workshop.register_record_batches(f"t{number}", [[_no_rows(defined)]])
+            bases[name] = workshop.catalog(CATALOG).schema(SCHEMA).table(f"t{number}")
+        session, _ = self._session(statement.database, bases)
+        plan = self._plan(session, statement).optimized_logical_plan()
+        # Planned again later, "now" will be later too: an upper bound made from it must not cut.
+        slack_ns = int(self._settings.timeout_s * 1e9) if query_text.uses_now(statement.sql) else 0
+        return _needs_of(plan, columns, slack_ns), columns
