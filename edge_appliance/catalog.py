@@ -264,7 +264,7 @@ def _finish_replacement(path: Path) -> None:
 def read_catalog(path: Path) -> CatalogState:
     """Check and read the catalog at `path`; raises CatalogError when it is damaged, NewerFormatError when newer."""
     try:
-        with closing(_connect(path)) as connection:
+        with closing(_open_existing(path)) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > FORMAT_VERSION:
                 raise NewerFormatError(str(path), 0, f"catalog format {version} is newer than {FORMAT_VERSION}")
@@ -276,9 +276,14 @@ def read_catalog(path: Path) -> CatalogState:
         raise CatalogError(f"{path}: damaged: {error}") from error
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _open_existing(path: Path) -> sqlite3.Connection:
     # Read and write, never create: a missing file is not an empty catalog.
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a catalog that was found good, to change it."""
+    connection = _open_existing(path)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from edge_appliance.buffer import Buffer
 from edge_appliance.core.append import Appender, GroupAppend
-from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult
+from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult, LineError
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_frame import FrameType
 from edge_appliance.core.wal_record import encode_group
@@ -198,7 +198,10 @@ class Ingest:
             oldest = self._buffer.state.sealed[:1]
             pinned = f", pinned by segment {oldest[0].id}" if oldest else ""
             return f"the log is at wal.max_bytes ({settings.wal_max_bytes >> 20} MiB{pinned})"
-        free = free_bytes(settings.data_dir)
+        try:
+            free = free_bytes(settings.data_dir)
+        except DiskError as error:
+            return f"read-only: {error}"
         wanted = settings.min_free_bytes * (BACK_SHARE if self._is_read_only else 1)
         self._is_read_only = free < wanted
         if self._is_read_only:
@@ -365,7 +368,7 @@ class Ingest:
             origin = delivery.origin
             for error in result.errors:
                 self._metrics.rejected.add(1, error.reason)
-            self._dead_letters.append(delivery.arrival_ns, origin.source, origin.label, result.errors)
+            self._keep_dead_letters(delivery, result.errors)
             first = result.errors[0]
             _log.warning(
                 "%d rejected from %s, first: line %d column %d: %s: %s",
@@ -376,6 +379,17 @@ class Ingest:
                 first.reason,
                 first.message,
             )
+
+    def _keep_dead_letters(self, delivery: Delivery, errors: Sequence[LineError]) -> None:
+        """A disk that refuses the dead letters costs them, counted, but never a good line of the group."""
+        origin = delivery.origin
+        try:
+            self._dead_letters.append(delivery.arrival_ns, origin.source, origin.label, errors)
+        except DiskError as error:
+            self._metrics.dead_letters_dropped.add(len(errors))
+            self._health.degrade("dead_letters", f"rejected lines are not kept: {error}")
+        else:
+            self._health.restore("dead_letters")
 
     def _count(self, group: Group, appended: GroupAppend) -> None:
         metrics = self._metrics

@@ -91,7 +91,8 @@ class MqttSource:
     @property
     def is_connected(self) -> bool:
         """Whether a link is up with all filters granted."""
-        return self._link is not None and self._link.up_since is not None
+        link = self._link
+        return link is not None and link.up_since is not None and not link.ended.is_set()
 
     @property
     def window(self) -> int | None:
@@ -117,8 +118,9 @@ class MqttSource:
     def acknowledge(self, acks: Sequence[Ack]) -> None:
         """Send the PUBACKs of finished deliveries, joined; those of an earlier connection are dropped and counted."""
         link, epoch = self._link, self._epoch
-        current = [] if link is None else [packet_id for ack_epoch, packet_id in acks if ack_epoch == epoch]
-        if link is not None and current:
+        current: list[int] = []
+        if link is not None and link.can_acknowledge:
+            current = [packet_id for ack_epoch, packet_id in acks if ack_epoch == epoch]
             self._metrics.acked.add(len(link.acknowledge(current)))
         if len(current) < len(acks):
             self._metrics.stale_acks.add(len(acks) - len(current))

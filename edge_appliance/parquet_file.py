@@ -108,10 +108,10 @@ def read_footer(path: Path) -> PartFooter:
 
 
 def encode_parquet(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Encode the answer of a query as a Parquet file in memory."""
+    """Encode the answer of a query as one Parquet file in memory; an empty one keeps its schema."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches(batches, schema), sink, version="2.6", compression="zstd")
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    return bytes(sink.getvalue())
 
 
 def _row_group_rows(table: pa.Table) -> int:
@@ -206,12 +206,3 @@ def _two_integers(text: bytes) -> tuple[int, int]:
     if type(first) is not int or type(second) is not int:
         raise ValueError(text.decode(errors="replace"))
     return first, second
-
-
-def encode_parquet(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
-    """One Parquet file in memory, for the result of a query; an empty result keeps its schema."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return bytes(sink.getvalue())

@@ -273,6 +273,8 @@ class Persister:
 
     def _gave_up(self, job: _Job, key: TableKey, row_set: RowSet, error: BaseException) -> bool:
         """Count a failure that is the table's own; with the last one, write it to the quarantine and say True."""
+        if not isinstance(error, Exception):
+            raise error
         if isinstance(error, DiskError):
             return False
         job.failures[key] += 1

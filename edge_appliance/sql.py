@@ -12,15 +12,11 @@ table `Pump` is written `"Pump"`.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
-import re
-import shutil
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -28,17 +24,16 @@ import datafusion as df
 import pyarrow as pa
 from datafusion.catalog import CatalogProvider, SchemaProvider, Table
 
-from edge_appliance.core import query_plan
-from edge_appliance.core.columns import ARROW_TYPES, TIME_TYPE
-from edge_appliance.core.delivery import ColumnDefinition, Kind
-from edge_appliance.core.parts import file_column
-from edge_appliance.core.query_plan import ALL_TIME, MAX_NS, MIN_NS, ORDER_COLUMN, PART_COLUMN, Interval, TablePlan
+from edge_appliance.core import query_text
+from edge_appliance.core.delivery import ColumnDefinition
+from edge_appliance.core.interval import MAX_NS, Interval
+from edge_appliance.core.query_needs import Need, needs_of
+from edge_appliance.core.query_plan import ORDER_COLUMN, PART_COLUMN, TablePlan, hot_columns, plan_table, table_sql
+from edge_appliance.core.query_types import file_schema, no_rows, portable, portable_schema
 from edge_appliance.core.view import TableView, View
 from edge_appliance.errors import QueryError
 from edge_appliance.metrics import Metrics
 from edge_appliance.view_files import PartLocator, ViewFiles
-
-log = logging.getLogger(__name__)
 
 CATALOG: Final = "public"
 SCHEMA: Final = "iox"
@@ -48,8 +43,6 @@ MAX_CONCURRENT: Final = 4
 
 _TICK_S: Final = 0.1
 """How often a waiting query looks at its deadline and at whether it was cancelled."""
-_NS_LITERAL: Final = re.compile(r"TimestampNanosecond\((-?\d+), ")
-_NO_TIME: Final = Interval(1, 0)
 
 
 class ViewSource(Protocol):
@@ -93,18 +86,6 @@ class QueryAnswer:
     rows: int
 
 
-@dataclass(slots=True)
-class _Need:
-    """What a statement reads of one table."""
-
-    columns: set[str] = field(default_factory=set)
-    bounds: Interval = _NO_TIME
-
-    def add(self, columns: Collection[str], bounds: Interval) -> None:
-        self.columns.update(columns)
-        self.bounds = _hull(self.bounds, bounds)
-
-
 class _Tables(SchemaProvider):
     """The tables of one database by name: those prepared for this query, and for all others their columns only."""
 
@@ -129,7 +110,7 @@ class _Tables(SchemaProvider):
             return None
         self.columns[name] = columns
         # Called on an engine thread, where nothing that waits for the engine may be called.
-        return self._prepared.get(name) or Table(self._empty.read_batches([_no_rows(columns)]))
+        return self._prepared.get(name) or Table(self._empty.read_batches([no_rows(columns)]))
 
 
 class _Database(CatalogProvider):
@@ -181,9 +162,7 @@ class SqlEngine:
             .with_fair_spill_pool(settings.memory_limit_bytes)
             .with_disk_manager_specified(spill_dir)
         )
-        self._read_only = (
-            df.SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
-        )
+        self._read_only = df.SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
 
     def close(self) -> None:
         """Refuse new queries and end the running ones."""
@@ -246,8 +225,9 @@ class SqlEngine:
             view = self._source.view(statement.database, list(needs)) if needs else {}
             workshop = df.SessionContext(self._config(), self._runtime)
             prepared = {
-                name: self._build(workshop, held, view.get(name), columns[name], need, number)
+                name: self._build(workshop, held, view[name], columns[name], need, number)
                 for number, (name, need) in enumerate(needs.items())
+                if name in view
             }
             session, _ = self._session(statement.database, prepared)
             frame = self._plan(session, statement)
@@ -258,11 +238,7 @@ class SqlEngine:
     # Planning
 
     def _config(self) -> df.SessionConfig:
-        return (
-            df.SessionConfig()
-            .with_default_catalog_and_schema(CATALOG, SCHEMA)
-            .with_information_schema(True)
-        )
+        return df.SessionConfig().with_default_catalog_and_schema(CATALOG, SCHEMA).with_information_schema(True)
 
     def _session(self, database: str, prepared: Mapping[str, Table]) -> tuple[df.SessionContext, _Tables]:
         session = df.SessionContext(self._config(), self._runtime)
@@ -275,7 +251,7 @@ class SqlEngine:
     def _plan(self, session: df.SessionContext, statement: _Statement) -> df.DataFrame:
         return session.sql_with_options(statement.sql, self._read_only, param_values=dict(statement.params))
 
-    def _needs(self, statement: _Statement) -> tuple[dict[str, _Need], dict[str, tuple[ColumnDefinition, ...]]]:
+    def _needs(self, statement: _Statement) -> tuple[dict[str, Need], dict[str, tuple[ColumnDefinition, ...]]]:
         """What the statement reads of each table it names, and the columns these tables have."""
         session, tables = self._session(statement.database, {})
         self._plan(session, statement)
@@ -285,10 +261,104 @@ class SqlEngine:
         workshop = df.SessionContext(self._config())
         bases: dict[str, Table] = {}
         for number, (name, defined) in enumerate(columns.items()):
-            workshop.register_record_batches(f"t{number}", [[_no_rows(defined)]])
+            workshop.register_record_batches(f"t{number}", [[no_rows(defined)]])
             bases[name] = workshop.catalog(CATALOG).schema(SCHEMA).table(f"t{number}")
         session, _ = self._session(statement.database, bases)
         plan = self._plan(session, statement).optimized_logical_plan()
-        # Planned again later, "now" will be later too: an upper bound made from it must not cut.
-        slack_ns = int(self._settings.timeout_s * 1e9) if query_text.uses_now(statement.sql) else 0
-        return _needs_of(plan, columns, slack_ns), columns
+        needs = needs_of(plan, columns)
+        if query_text.uses_now(statement.sql):
+            # Planned again later, "now" will be later too: an upper bound made from it must not cut.
+            slack_ns = int(self._settings.timeout_s * 1e9)
+            for need in needs.values():
+                need.bounds = Interval(need.bounds.lo, min(MAX_NS, need.bounds.hi + slack_ns))
+        return needs, columns
+
+    def _build(
+        self,
+        workshop: df.SessionContext,
+        held: ExitStack,
+        view: TableView,
+        columns: tuple[ColumnDefinition, ...],
+        need: Need,
+        number: int,
+    ) -> Table:
+        """The table as the statement shall see it: each key once, nothing that it does not need."""
+        plan = plan_table(view, need.bounds)
+        files, hot = f"files{number}", f"hot{number}"
+        if plan.parts:
+            workshop.register_listing_table(
+                files,
+                held.enter_context(self._files.linked(plan.parts)),
+                table_partition_cols=[(PART_COLUMN, pa.int64())],
+                schema=file_schema(columns),
+            )
+        workshop.register_record_batches(hot, _hot_partitions(plan, columns, need.columns))
+        return workshop.sql(table_sql(plan, columns, need.columns, need.bounds, files, hot)).into_view()
+
+    # Running
+
+    async def _collect(self, frame: df.DataFrame, schema: pa.Schema, statement: _Statement) -> QueryAnswer:
+        """All rows of the answer; ends the query at the deadline, when it is cancelled, and at either size limit."""
+        batches: list[pa.RecordBatch] = []
+        rows = size_bytes = 0
+        stream = frame.execute_stream()
+        while (record := await self._next(stream, statement)) is not None:
+            batch = portable(record.to_pyarrow(), schema)
+            batches.append(batch)
+            rows += batch.num_rows
+            size_bytes += batch.nbytes
+            if rows > self._settings.max_rows:
+                raise QueryError("too_large", f"the answer has more than {self._settings.max_rows:,} rows")
+            if size_bytes > self._settings.memory_limit_bytes:
+                limit_mib = self._settings.memory_limit_bytes / 2**20
+                raise QueryError("too_large", f"the answer has more than {limit_mib:g} MiB")
+        return QueryAnswer(schema, batches, rows)
+
+    async def _next(self, stream: df.RecordBatchStream, statement: _Statement) -> df.RecordBatch | None:
+        pull = asyncio.ensure_future(anext(stream, None))
+        try:
+            while not (await asyncio.wait({pull}, timeout=_TICK_S))[0]:
+                self._raise_if_ended(statement)
+            return pull.result()
+        finally:
+            # Cancelling drops the engine's future, which ends its tasks as soon as they next yield.
+            pull.cancel()
+
+    @contextmanager
+    def _translated(self, statement: _Statement) -> Iterator[None]:
+        try:
+            yield
+        except (QueryError, KeyboardInterrupt, SystemExit):
+            raise
+        # The engine raises bare Exception and ValueError, and a panic of it is not even an Exception.
+        except BaseException as error:
+            raise self._explained(str(error), statement) from error
+
+    def _explained(self, message: str, statement: _Statement) -> QueryError:
+        tables = self._source.table_names(statement.database)
+        names = set(tables)
+        if "No field named" in message:
+            for table in tables:
+                names.update(column.name for column in self._source.columns(statement.database, table) or ())
+        error = query_text.explain(message, names)
+        if error.fault == "not_found" and statement.database not in self._source.databases():
+            return QueryError("not_found", f"database {statement.database!r} does not exist")
+        return error
+
+
+def _hot_partitions(
+    plan: TablePlan, columns: Collection[ColumnDefinition], needed: Collection[str]
+) -> list[list[pa.RecordBatch]]:
+    """The rows in memory as two halves for two cores, each row with its place in the order of writing."""
+    wanted = hot_columns(plan, tuple(columns), needed)
+    batches: list[pa.RecordBatch] = []
+    place = len(plan.parts)
+    for batch in (batch for row_set in plan.hot for batch in row_set.batches(wanted)):
+        order = pa.arange(place, place + batch.num_rows)
+        batches.append(batch.append_column(ORDER_COLUMN, order))
+        place += batch.num_rows
+    if not batches:
+        empty = no_rows(wanted)
+        batches = [empty.append_column(ORDER_COLUMN, pa.array([], pa.int64()))]
+    middle = (len(batches) + 1) // 2
+    return [half for half in (batches[:middle], batches[middle:]) if half]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from edge_appliance.catalog import Catalog
+from edge_appliance.core.catalog_state import PartKey, part_identity
 from edge_appliance.core.parts import Part, age, part_key, part_name
 from edge_appliance.errors import EdgeError, StoreError
 from edge_appliance.health import Health
@@ -69,8 +70,7 @@ class Uploader:
         self._first_pause_s = first_pause_s
         self._cache_limit_bytes = cache_limit_bytes
         self._changed = threading.Condition()
-        self._queue: list[tuple[tuple[object, ...], Part]] = []
-        """Heap by age."""
+        self._queue: dict[PartKey, Part] = {}
         self._is_busy = False
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
@@ -84,7 +84,7 @@ class Uploader:
         """Queue committed parts."""
         with self._changed:
             for part in parts:
-                heapq.heappush(self._queue, (age(part), part))
+                self._queue[part_identity(part)] = part
             self._changed.notify_all()
         count_parts(self._metrics, self._catalog.state.parts)
 
@@ -138,7 +138,10 @@ class Uploader:
             if self._is_stopped:
                 return []
             self._is_busy = True
-            return [heapq.heappop(self._queue)[1] for _ in range(min(BATCH_PARTS, len(self._queue)))]
+            oldest = heapq.nsmallest(BATCH_PARTS, self._queue.values(), key=age)
+            for part in oldest:
+                del self._queue[part_identity(part)]
+            return oldest
 
     def _settle(self, left: Sequence[Part], reason: str) -> None:
         if reason:
@@ -148,7 +151,7 @@ class Uploader:
         with self._changed:
             self._is_busy = False
             for part in left:
-                heapq.heappush(self._queue, (age(part), part))
+                self._queue[part_identity(part)] = part
             self._changed.notify_all()
 
     def _upload(self, batch: Sequence[Part]) -> tuple[list[Part], str]:

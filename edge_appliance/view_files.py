@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from edge_appliance.core.parts import Part, part_name
 from edge_appliance.core.query_plan import PART_COLUMN
-from edge_appliance.errors import PathError, QueryError
+from edge_appliance.errors import PathError, QueryError, StoreError
 
 _LOOKS: Final = 3
 """A part moves from the spool to the store while we look: its path is asked for again."""
@@ -30,7 +30,7 @@ class PartLocator(Protocol):
     """Where the local copy of a part is."""
 
     def open_path(self, part: Part) -> Path:
-        """Path of an existing local copy."""
+        """Path of an existing local copy; raises StoreError when there is none."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class ViewFiles:
                         raise
                     # Another file system, or one without hard links. This does not pin the bytes, but reads them.
                     link.symlink_to(source.absolute())
-            except FileNotFoundError as error:
+            except (FileNotFoundError, StoreError) as error:
                 if look == _LOOKS - 1:
                     text = f"{part.table}: the part of {part.date} has no local copy ({part_name(part)})"
                     raise QueryError("unavailable", text) from error

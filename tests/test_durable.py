@@ -43,6 +43,11 @@ def failing(error_number):
     return call
 
 
+def names(directory):
+    """What is in a directory."""
+    return sorted(path.name for path in directory.iterdir())
+
+
 @pytest.fixture
 def recorder(monkeypatch):
     """The order of the system calls that matter."""
@@ -74,7 +79,7 @@ def test_write_file_replaces_the_old_content_durably(tmp_path, recorder):
     durable.write_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert recorder.calls == [("fsync", "state.tmp"), ("replace", "state"), ("fsync", tmp_path.name)]
-    assert os.listdir(tmp_path) == ["state"]
+    assert names(tmp_path) == ["state"]
 
 
 def test_write_file_keeps_the_old_content_when_the_sync_fails(tmp_path, monkeypatch):
@@ -86,7 +91,7 @@ def test_write_file_keeps_the_old_content_when_the_sync_fails(tmp_path, monkeypa
         durable.write_file(path, b"new")
     assert caught.value.errno == errno.EIO
     assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["state"]
+    assert names(tmp_path) == ["state"]
 
 
 def test_remove_syncs_the_directory(tmp_path, recorder):
@@ -199,7 +204,7 @@ def test_link_or_copy_copies_where_links_do_not_reach(tmp_path, monkeypatch, err
     assert (tmp_path / "b").read_bytes() == b"rows"
     assert not (tmp_path / "a").samefile(tmp_path / "b")
     assert recorder.calls[:3] == [("fsync", "b.tmp"), ("replace", "b"), ("fsync", tmp_path.name)]
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert names(tmp_path) == ["a", "b"]
 
 
 def test_link_or_copy_accepts_an_equal_file(tmp_path, recorder):

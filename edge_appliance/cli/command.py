@@ -6,7 +6,7 @@ import argparse
 import enum
 from pathlib import Path
 
-from edge_appliance.errors import EdgeError
+from edge_appliance.errors import ConfigError, EdgeError, PathError
 
 
 class Exit(enum.IntEnum):
@@ -32,6 +32,18 @@ class CommandError(EdgeError):
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def exit_code(error: EdgeError) -> Exit:
+    """Return the exit code that an error ends a command with."""
+    match error:
+        case CommandError():
+            return error.code
+        case ConfigError():
+            return Exit.CONFIGURATION
+        case PathError():
+            return Exit.CANNOT_CREATE
+    return Exit.FAILED
 
 
 def add_config_option(parser: argparse.ArgumentParser) -> None:

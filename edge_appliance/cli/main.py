@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
-from edge_appliance.cli.command import CommandError, Exit
-from edge_appliance.errors import ConfigError, EdgeError, PathError
+from edge_appliance.cli.command import Exit, exit_code
+from edge_appliance.errors import EdgeError
 
 COMMANDS: Final = {
     "run": "take data in, keep it and serve it until stopped",
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except EdgeError as error:
         print(error, file=sys.stderr)
-        return _exit_code(error)
+        return exit_code(error)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
@@ -83,14 +83,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="what the command takes")
     return parser
-
-
-def _exit_code(error: EdgeError) -> Exit:
-    match error:
-        case CommandError():
-            return error.code
-        case ConfigError():
-            return Exit.CONFIGURATION
-        case PathError():
-            return Exit.CANNOT_CREATE
-    return Exit.FAILED

@@ -81,6 +81,9 @@ def copy(response: http.client.HTTPResponse, *, ends_line: bool) -> None:
     while chunk := response.read(_COPY_BYTES):
         out.write(chunk)
         last = chunk
+    if response.length:
+        # Read in pieces, a body that ends before its Content-Length raises nothing by itself (Python 3.11).
+        raise http.client.IncompleteRead(last, response.length)
     if ends_line and not last.endswith(b"\n"):
         out.write(b"\n")
     out.flush()

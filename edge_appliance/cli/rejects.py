@@ -12,6 +12,7 @@ from edge_appliance import config
 from edge_appliance.cli.command import Exit, add_config_option, printable
 from edge_appliance.config_values import time_text
 from edge_appliance.dead_letters import read_dead_letters
+from edge_appliance.paths import Paths
 
 EXAMPLES = "  edge-appliance rejects list\n  edge-appliance rejects list --limit 1000 --json"
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print the newest dead letters."""
     settings = config.load(arguments.config, purpose="ask")
-    letters = list(read_dead_letters(settings.node.data_dir / "dead_letters", arguments.limit))
+    letters = list(read_dead_letters(Paths(settings.node.data_dir).dead_letters, arguments.limit))
     if arguments.json:
         print(json.dumps(letters, indent=2, ensure_ascii=False))
         return Exit.OK

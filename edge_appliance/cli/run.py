@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import signal
 from typing import Final
 
 from edge_appliance import config, systemd
-from edge_appliance.cli.command import Exit, add_config_option
-from edge_appliance.errors import ConfigError, PathError
+from edge_appliance.cli.command import Exit, add_config_option, exit_code
+from edge_appliance.errors import ConfigError, EdgeError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run until stopped. Faults go to the log, so that the journal has them with their priority."""
+    # A SIGHUP asks for a reload; before the appliance has a handler it would kill.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     notifier = systemd.Notifier()
     # Before the heavy imports: a first message after TimeoutStartSec would come too late.
     notifier.extend_timeout(IMPORT_TIMEOUT_S)
@@ -41,10 +44,10 @@ def execute(arguments: argparse.Namespace) -> int:
         notifier.status(f"configuration: {error.faults[0]}")
         log.error("the configuration has %d fault(s):\n%s", len(error.faults), error)  # noqa: TRY400 - no traceback
         return Exit.CONFIGURATION
-    except PathError as error:
+    except EdgeError as error:
         notifier.status(str(error))
-        log.error("%s", error)  # noqa: TRY400 - a person's mistake gets no traceback
-        return Exit.CANNOT_CREATE
+        log.error("%s", error)  # noqa: TRY400 - what was foreseen gets no traceback
+        return exit_code(error)
     finally:
         notifier.close()
 

@@ -52,8 +52,11 @@ def lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the human form; what the daemon did not send is left out."""
     held, degraded, metrics = str(status.get("held") or ""), status.get("degraded"), status.get("metrics")
     phase, sentence = str(status["phase"]), str(status.get("status") or "")
-    # While running, the sentence repeats the reasons that get lines of their own here.
-    yield "state", phase if held or degraded or not sentence else sentence
+    if node := status.get("node"):
+        yield "node", f"{node}, edge-appliance {status.get('version')}, up {status.get('up')}"
+    # While running, the sentence is made of reasons and facts; the reasons get lines of their own here.
+    facts = f": {sentence}" if sentence != "running" and not held and not degraded else ""
+    yield "state", f"running{facts}" if phase == "running" else sentence or phase
     if held:
         yield "waiting", f"nothing is acknowledged: {held}"
     for key, reason in degraded.items() if isinstance(degraded, dict) else ():

@@ -32,8 +32,8 @@ SyntaxReason = Literal[
     "trailing_text",
 ]
 
-# What a measurement or tag value, a tag key, a field key or value, and a time run through. A `=` is not passed in the
-# last two, though it ends only keys: a string may open behind it.
+# What a measurement or tag value, a tag key, a field key or value, and a time run through. The last two stop at `=`
+# even where it ends nothing, because a string may open behind it.
 _TAG_VALUE: Final = re.compile(rb"[^,\t]*")
 _TAG_KEY: Final = re.compile(rb"[^,=\t]*")
 _FIELD_PART: Final = re.compile(rb"[^,= \t]*")

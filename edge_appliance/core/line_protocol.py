@@ -175,7 +175,7 @@ def locate_field(span: bytes, name: str) -> int:
     masked = mask(span)
     at = masked.find(b" ")
     texts: list[FieldText] = []
-    if at >= 0:
+    if at >= 0 and invalid_at(span) < 0:
         read_fields(span, masked, at, texts)
     return next((text.value_at for text in texts if text.key == name), 0)
 

@@ -256,7 +256,9 @@ def _last_written(written: pa.Array, order: pa.UInt64Array, ends: pa.UInt64Array
     # The last row up to each one that has a value; where that lies before the key's first row, it has none.
     valued = pc.if_else(pc.is_valid(written).take(order), _positions(len(order)), pa.scalar(None, pa.uint64()))
     last = pc.fill_null_forward(valued).take(ends)
-    starts = pa.concat_arrays([pa.array([0], pa.uint64()), pc.add(ends.slice(0, len(ends) - 1), 1)])
+    starts = pa.concat_arrays(
+        [pa.array([0], pa.uint64()), pc.add(ends.slice(0, len(ends) - 1), pa.scalar(1, pa.uint64()))]
+    )
     last = pc.if_else(pc.greater_equal(last, starts), last, pa.scalar(None, pa.uint64()))
     return written.take(order.take(last))
 

@@ -14,42 +14,25 @@ Times are closed intervals in ns, rounded outward to whole microseconds because 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge_appliance.core.columns import RowSet
 from edge_appliance.core.delivery import ColumnDefinition, Kind
+from edge_appliance.core.interval import ALL_TIME, MAX_NS, MIN_NS, Interval, coarsen, complement, runs
 from edge_appliance.core.parts import Part, age, file_column, set_key
 from edge_appliance.core.view import TableView
-
-MIN_NS: Final = -(2**63)
-MAX_NS: Final = 2**63 - 1
 
 CONTESTED_LIMIT: Final = 32
 """Contested intervals of one table; nearer ones are joined, since each is a term of a predicate on every row."""
 
 _BUCKET_BITS: Final = 33
 """Times of rows in memory are told apart by 2^33 ns = 8.6 s: one late row contests seconds, not two days."""
-
-
-class Interval(NamedTuple):
-    """Times from `lo` to `hi`, both included, in ns."""
-
-    lo: int
-    hi: int
-
-    def overlaps(self, lo: int, hi: int) -> bool:
-        """Whether any time lies in both."""
-        return self.lo <= hi and lo <= self.hi
-
-
-ALL_TIME: Final = Interval(MIN_NS, MAX_NS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +85,6 @@ def repeated_times(row_set: RowSet) -> list[Interval]:
     if counts.num_rows == keys.num_rows:
         return []
     return _occupied(counts.filter(pc.greater(counts["count_all"], 1))["time"])
-
-
-def coarsen(intervals: Iterable[Interval], limit: int) -> tuple[Interval, ...]:
-    """The same times in ascending, disjoint intervals, at most `limit`: the smallest gaps are filled beyond that."""
-    joined: list[Interval] = []
-    for interval in sorted(intervals):
-        if joined and interval.lo <= joined[-1].hi + 1:
-            joined[-1] = Interval(joined[-1].lo, max(joined[-1].hi, interval.hi))
-        else:
-            joined.append(interval)
-    if len(joined) <= limit:
-        return tuple(joined)
-    by_gap = sorted(range(1, len(joined)), key=lambda i: joined[i].lo - joined[i - 1].hi, reverse=True)
-    starts = [0, *sorted(by_gap[: limit - 1]), len(joined)]
-    return tuple(Interval(joined[start].lo, joined[end - 1].hi) for start, end in itertools.pairwise(starts))
-
-
-def complement(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
-    """All times outside of `intervals`, which are ascending and disjoint."""
-    gaps: list[Interval] = []
-    start = MIN_NS
-    for interval in intervals:
-        if start < interval.lo:
-            gaps.append(Interval(start, interval.lo - 1))
-        start = interval.hi + 1
-    return tuple(gaps if start > MAX_NS else [*gaps, Interval(start, MAX_NS)])
-
-
-def runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as (first, last) of each unbroken run: a predicate on 300 parts stays short."""
-    found: list[tuple[int, int]] = []
-    for position in positions:
-        if found and position == found[-1][1] + 1:
-            found[-1] = (found[-1][0], position)
-        else:
-            found.append((position, position))
-    return found
 
 
 def _within(row_set: RowSet, bounds: Interval) -> RowSet | None:
@@ -244,7 +190,7 @@ def table_sql(
         branches.append(_from_files(files, shown, [_parts_are(plan.alone), _us_within([bounds])]))
     if plan.shared:
         branches.append(_from_files(files, shown, [_parts_are(plan.shared), _us_within([bounds]), _us_within(gaps)]))
-    if plan.hot:
+    if plan.hot or not branches:
         outside = f" WHERE {_ns_within(gaps)}" if plan.is_hot_shared else ""
         branches.append(f"SELECT {_names(shown)} FROM {hot}{outside}")
     contested: list[str] = []

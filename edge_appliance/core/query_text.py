@@ -40,6 +40,7 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], QueryFault, str], ...]] = (
     (re.compile(r"table '[^']*(?:'[^']*)*' not found"), "not_found", ""),
     (re.compile(r"Object Store error|No such file|Parquet error"), "unavailable", "a part could not be read"),
 )
+_PLAIN: Final[tuple[QueryFault, str]] = ("invalid", "")
 
 
 def check_text(sql: str) -> None:
@@ -60,12 +61,10 @@ def uses_now(sql: str) -> bool:
 
 def explain(message: str, names: Iterable[str]) -> QueryError:
     """The engine's message as our error, with a hint where a name of `names` differs only by case."""
-    text = message.removeprefix("DataFusion error: ")
-    for pattern, fault, hint in _MEANINGS:
-        if pattern.search(text):
-            break
-    else:
-        fault, hint = "invalid", ""
+    # Only the innermost cause says something to the one who asked; the rest names parts of the engine.
+    text = message.removeprefix("DataFusion error: ").rsplit("\ncaused by\n", 1)[-1]
+    known = ((fault, hint) for pattern, fault, hint in _MEANINGS if pattern.search(text))
+    fault, hint = next(known, _PLAIN)
     if not hint and (missing := _missing_name(text)) is not None:
         hint = _case_hint(missing, names)
     return QueryError(fault, f"{text} ({hint})" if hint else text)

@@ -128,7 +128,8 @@ def report(appliance: Appliance, *, with_answer: bool) -> None:
         print(appliance.query(QUESTION).rstrip())
     store = appliance.data_dir / "store"
     files = sorted(path for path in store.rglob("*.parquet") if path.is_file())
-    print(f"\n{len(files)} Parquet files in {store}; what came last is still in memory and in the log")
+    where = store.relative_to(DIRECTORY.parent)
+    print(f"\n{len(files)} Parquet files in {where}/; what came last is still in memory and in the log:")
     for path in files:
         print(f"  {size_text(path.stat().st_size):>10}  {path.relative_to(store)}")
     if files:

