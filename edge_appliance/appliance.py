@@ -10,17 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import uvloop
 
 from edge_appliance import __version__, durable, host
 from edge_appliance.buffer import Buffer
-from edge_appliance.catalog import Catalog
 from edge_appliance.config import Config, describe
 from edge_appliance.core.append import Appender
 from edge_appliance.core.delivery import ArrivalClock
+from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DeadLetters
@@ -28,18 +27,19 @@ from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import HttpServer, build_app, serve
 from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
 from edge_appliance.inbox import Inbox
-from edge_appliance.ingest import Committed, Ingest, IngestSettings, Log, RecentDeliveries
+from edge_appliance.ingest import Committed, Ingest, IngestSettings, Log
 from edge_appliance.metrics import Metrics
-from edge_appliance.mqtt_settings import MqttSettings, TlsSettings
+from edge_appliance.mqtt_settings import settings_from
 from edge_appliance.mqtt_source import MqttSource
 from edge_appliance.no_wal import NoWal
 from edge_appliance.parquet_file import encode_parquet
 from edge_appliance.paths import Paths
 from edge_appliance.persist import Persister
+from edge_appliance.reconcile import open_catalog
 from edge_appliance.recovery import Replay, Replayed, settle
 from edge_appliance.sql import SqlEngine
 from edge_appliance.store import DirectoryStore, PartFiles
-from edge_appliance.systemd import Notifier, Station, Watchdog
+from edge_appliance.systemd import Notifier, Station, Watchdog, report_suppressed
 from edge_appliance.upload import Uploader
 from edge_appliance.wal import Wal
 
@@ -95,13 +95,11 @@ class Appliance:
         self._paths = Paths(config.node.data_dir)
         self._paths.create()
         self._lock = durable.lock_directory(self._paths.root)
-        self._catalog = self._open_catalog()
+        self._store = DirectoryStore(config.store.directory)
+        self._catalog = open_catalog(self._paths, self._store, config.node.id, self.health)
         self._clock = ArrivalClock()
         self._build_core()
         self._build_sources()
-
-    def _open_catalog(self) -> Catalog:
-        return Catalog.open(self._paths.catalog, node=self._config.node.id)
 
     def _build_core(self) -> None:
         """Wire what stores and finds rows."""
@@ -122,8 +120,7 @@ class Appliance:
         )
         self._dead_letters = DeadLetters(paths.dead_letters, DEAD_LETTER_BYTES, metrics)
         files = PartFiles(paths.spool, config.store.directory, paths.cache)
-        store = DirectoryStore(config.store.directory)
-        self._uploader = Uploader(store, paths.spool, paths.cache, self._catalog, self._buffer, health, metrics)
+        self._uploader = Uploader(self._store, paths.spool, paths.cache, self._catalog, self._buffer, health, metrics)
         self._persister = Persister(
             config.persist.workers,
             paths.spool,
@@ -161,7 +158,7 @@ class Appliance:
         """Wire what rows and questions come from."""
         config, health, metrics = self._config, self.health, self.metrics
         self._mqtt = MqttSource(
-            _mqtt_settings(config),
+            settings_from(config),
             RouteTable([Route(route) for route in config.mqtt.routes]),
             self._inbox,
             self._clock,
@@ -200,6 +197,7 @@ class Appliance:
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signal_number, self._ask_to_stop)
         self._loop.add_signal_handler(signal.SIGHUP, _explain_reload)
+        report_suppressed(self.metrics.suppressed_log_lines.add)
         self._say_budgets()
         self.health.enter(Phase.REPLAYING)
         server = await serve(self._app, self._config.http.host, self._config.http.port)
@@ -383,32 +381,3 @@ def _ignore(outcome: object) -> None:
 
 def _explain_reload() -> None:
     _log.warning("SIGHUP: a changed configuration takes effect with a restart")
-
-
-def _mqtt_settings(config: Config) -> MqttSettings:
-    mqtt = config.mqtt
-    tls = None
-    if mqtt.tls is not None:
-        tls = TlsSettings(
-            ca_file=_maybe_text(mqtt.tls.ca_file),
-            cert_file=_maybe_text(mqtt.tls.cert_file),
-            key_file=_maybe_text(mqtt.tls.key_file),
-            server_name=mqtt.tls.server_name or None,
-            min_version=mqtt.tls.min_version,
-        )
-    return MqttSettings(
-        host=mqtt.host,
-        port=mqtt.port,
-        client_id=mqtt.client_id or f"edge-appliance-{config.node.id}",
-        node_id=config.node.id,
-        protocol=mqtt.protocol,
-        username=mqtt.username or None,
-        password=None if mqtt.password is None else mqtt.password.reveal(),
-        keepalive_s=mqtt.keepalive_s,
-        receive_maximum=mqtt.receive_maximum,
-        tls=tls,
-    )
-
-
-def _maybe_text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

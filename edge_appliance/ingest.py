@@ -6,18 +6,19 @@ group, so that what it cannot store stays in the inbox, where a broker's window 
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from edge_appliance.buffer import Buffer
 from edge_appliance.core.append import Appender, GroupAppend
 from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult, LineError
+from edge_appliance.core.redelivery import RecentDeliveries, delivery_key
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_frame import FrameType
 from edge_appliance.core.wal_record import encode_group
@@ -27,7 +28,9 @@ from edge_appliance.errors import DiskError
 from edge_appliance.health import Health
 from edge_appliance.inbox import Group, Inbox
 from edge_appliance.metrics import Metrics
+from edge_appliance.no_wal import NoWal
 from edge_appliance.systemd import Station
+from edge_appliance.wal import Wal
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ MAX_PAIRS: Final = 2_000
 INTERVAL_SYNC_S: Final = 1.0
 FSYNC_LIMIT_S: Final = 120.0
 """How long one sync may hang before the watchdog calls the thread dead."""
+APPEND_LIMIT_S: Final = 300.0
+"""The same for one group: a hostile body of 16 MiB takes a small board this long to refuse line by line."""
 TICK_S: Final = 0.5
 """How often a quiet thread looks at the age of the segment and at what holds it."""
 BACK_SHARE: Final = 1.25
@@ -44,24 +49,7 @@ RETRY_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Waits between attempts to open a new log file on a failing disk; the last one repeats."""
 
 
-class Log(Protocol):
-    """The write-ahead log as this thread uses it; see `Wal`."""
-
-    @property
-    def segment_id(self) -> int: ...  # noqa: D102
-    @property
-    def first_sequence(self) -> int: ...  # noqa: D102
-    @property
-    def file_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def total_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def file_count(self) -> int: ...  # noqa: D102
-    def append(self, kind: FrameType, payload: bytes) -> int: ...  # noqa: D102
-    def sync(self) -> float: ...  # noqa: D102
-    def cut(self, generation: int) -> None: ...  # noqa: D102
-    def replace(self, generation: int) -> None: ...  # noqa: D102
-    def drop(self, segment_id: int) -> None: ...  # noqa: D102
+Log = Wal | NoWal
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +71,6 @@ class Committed:
 
     acks: Sequence[Ack]
     results: Sequence[tuple[Callable[[DeliveryResult], None], DeliveryResult]]
-
-
-class RecentDeliveries:
-    """Keys of the last logged QoS 1 deliveries, by packet id: a redelivered one is not stored again."""
-
-    def __init__(self, keys: Iterable[DeliveryKey] = ()) -> None:
-        self._digests = {key.packet_id: key.digest for key in keys}
-
-    def has(self, key: DeliveryKey) -> bool:
-        """Whether the last logged delivery of this packet id had the same topic and payload."""
-        return self._digests.get(key.packet_id) == key.digest
-
-    def add(self, key: DeliveryKey) -> None:
-        """Remember a logged delivery; ids are 16 bit, so this is bounded."""
-        self._digests[key.packet_id] = key.digest
-
-
-def delivery_key(delivery: Delivery) -> DeliveryKey | None:
-    """Key of a QoS 1 delivery: packet id and 128-bit hash of topic and payload; None for other deliveries."""
-    if not delivery.qos:
-        return None
-    digest = hashlib.blake2b(delivery.payload, digest_size=16, key=delivery.origin.label.encode()[:64]).digest()
-    return DeliveryKey(delivery.packet_id, digest)
 
 
 class Ingest:
@@ -167,7 +132,7 @@ class Ingest:
             self._station.beat()
             now_s = time.monotonic()
             self._cut_if_due(now_s)
-            self._dead_letters.sync_if_due(now_s)
+            self._sync_dead_letters(now_s)
             if self._has_room():
                 group = self._inbox.take(TICK_S)
                 if group is not None:
@@ -213,7 +178,8 @@ class Ingest:
     def _commit(self, group: Group) -> None:
         started_s = time.monotonic()
         fresh, keys, acks = self._split(group.deliveries)
-        appended = self._appender.append_group(self._buffer.state.open, fresh, keys)
+        with self._station.within(APPEND_LIMIT_S):
+            appended = self._appender.append_group(self._buffer.state.open, fresh, keys)
         self._keep_rejects(fresh, appended)
         if appended.entries:
             durable = self._log_group(fresh, keys, appended)
@@ -264,6 +230,7 @@ class Ingest:
                 self._metrics.wal_failures.add()
                 _log.error("%s; the group is written to a new log file", error)
                 if attempt:
+                    self._hold_for_log(error)
                     _refuse_http(deliveries, keys, self._on_committed)
                 if not self._replace_log(attempt):
                     return None
@@ -312,12 +279,15 @@ class Ingest:
                 self._wal.replace(self._generation())
             except DiskError as error:
                 self._metrics.wal_failures.add()
-                self._health.hold("log", f"read-only: the log cannot be written ({error})")
+                self._hold_for_log(error)
                 attempt += 1
                 continue
             self._follow_log()
             return True
         return False
+
+    def _hold_for_log(self, error: DiskError) -> None:
+        self._health.hold("log", f"read-only: the log cannot be written ({error})")
 
     def _follow_log(self) -> None:
         """Open the segment of the log's new file; what was open is sealed."""
@@ -348,6 +318,7 @@ class Ingest:
             self._cut()
 
     def _cut(self) -> None:
+        self._sync_dead_letters(math.inf)
         try:
             self._wal.cut(self._generation())
         except DiskError as error:
@@ -379,6 +350,12 @@ class Ingest:
                 first.reason,
                 first.message,
             )
+
+    def _sync_dead_letters(self, now_s: float) -> None:
+        try:
+            self._dead_letters.sync_if_due(now_s)
+        except DiskError as error:
+            self._health.degrade("dead_letters", f"rejected lines may be lost in a power cut: {error}")
 
     def _keep_dead_letters(self, delivery: Delivery, errors: Sequence[LineError]) -> None:
         """A disk that refuses the dead letters costs them, counted, but never a good line of the group."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from edge_appliance.config import Config
+
 Version = Literal["5", "3.1.1"]
 
 
@@ -50,3 +52,33 @@ class MqttSettings:
     def status_topic(self) -> str:
         """Where the retained status of this node is published."""
         return f"edge/{self.node_id}/status"
+
+
+def settings_from(config: Config) -> MqttSettings:
+    """The part of the configuration that concerns the broker."""
+    mqtt = config.mqtt
+    tls = None
+    if mqtt.tls is not None:
+        tls = TlsSettings(
+            ca_file=_maybe_text(mqtt.tls.ca_file),
+            cert_file=_maybe_text(mqtt.tls.cert_file),
+            key_file=_maybe_text(mqtt.tls.key_file),
+            server_name=mqtt.tls.server_name or None,
+            min_version=mqtt.tls.min_version,
+        )
+    return MqttSettings(
+        host=mqtt.host,
+        port=mqtt.port,
+        client_id=mqtt.client_id or f"edge-appliance-{config.node.id}",
+        node_id=config.node.id,
+        protocol=mqtt.protocol,
+        username=mqtt.username or None,
+        password=None if mqtt.password is None else mqtt.password.reveal(),
+        keepalive_s=mqtt.keepalive_s,
+        receive_maximum=mqtt.receive_maximum,
+        tls=tls,
+    )
+
+
+def _maybe_text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

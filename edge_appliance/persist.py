@@ -140,10 +140,11 @@ class Persister:
         self._failing: dict[int, str] = {}
 
     def submit(self, segment: SealedSegment) -> None:
-        """Persist `segment`; segments come in ascending order of their ids."""
+        """Persist `segment`; segments come in ascending order of their ids. After `close` it stays in the log."""
         with self._changed:
             self._pending.add(segment.id)
-        self._segments.submit(self._persist, segment)
+        with suppress(RuntimeError):
+            self._segments.submit(self._persist, segment)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything submitted is persisted; False when it takes longer."""
@@ -291,7 +292,7 @@ class Persister:
         durable.make_directory(self._quarantine_dir)
         database = hashlib.sha256(row_set.database.encode()).hexdigest()[:8]
         path = self._quarantine_dir / f"{row_set.rank:020}-{database}-{encode_name(row_set.table)}.lp"
-        temporary = path.with_name(path.name[-200:] + durable.TEMPORARY_SUFFIX)
+        temporary = path.with_name(path.name + durable.TEMPORARY_SUFFIX)
         try:
             with temporary.open("wb") as file:
                 file.write(f"# database {row_set.database!r}, {row_set.rows} rows\n".encode())

@@ -89,11 +89,13 @@ class Replay:
 
     def run(self, files: Sequence[WalFile]) -> Replayed | None:
         """Replay `files` in order; None when the process is asked to stop meanwhile. Raises DiskError."""
+        self._note_set_aside()
         self._progress = ReplayProgress(total_bytes=sum(file.size for file in files))
         self._health.replayed(self._progress)
         successors = [*(file.header for file in files[1:]), None]
         try:
-            for file, successor in zip(files, successors, strict=False):
+            for predecessor, file, successor in zip([None, *files], files, successors, strict=False):
+                self._check_link(predecessor, file)
                 self._replay_file(file, successor)
         except Stopped:
             return None
@@ -111,6 +113,7 @@ class Replay:
         if file.id in self._catalog.state.persisted_segments:
             # Unlinking may have been undone by a power cut; its rows are in parts.
             self._drop(file.id)
+            done.last_sequence = max(done.last_sequence, successor.first_sequence - 1 if successor else 0)
             return
         first_sequence = file.header.first_sequence if file.header else 0
         done.last_sequence = max(done.last_sequence, first_sequence - 1)
@@ -220,16 +223,33 @@ class Replay:
         self._health.replayed(self._progress)
 
     def _note_damage(self, file: WalFile, damage: Damage) -> None:
-        if damage.last_sequence is not None:
-            self._done.last_sequence = max(self._done.last_sequence, damage.last_sequence)
         if damage.is_torn:
             _log.info("%s: the last write was torn at byte %d and never acknowledged", file.path, damage.offset)
             return
+        if damage.last_sequence is not None:
+            self._done.last_sequence = max(self._done.last_sequence, damage.last_sequence)
         self._metrics.wal_damaged.add()
         lost = f"{damage.rows} rows" if damage.rows is not None else "an unknown number of rows"
         where = f"{file.path} at byte {damage.offset}, {damage.length} bytes ({damage.reason})"
         _log.error("damaged: %s: %s lost, the bytes are kept in %s", where, lost, self._quarantine)
         self._health.degrade("wal_damage", f"the log was damaged: {where}: {lost} lost")
+
+    def _check_link(self, predecessor: WalFile | None, file: WalFile) -> None:
+        """Notice that a file between two others is gone: files are dropped from the oldest on, so that is a loss."""
+        first, last = self._done.last_sequence + 1, (file.header.first_sequence if file.header else 0) - 1
+        previous = file.header.previous if file.header else None
+        if predecessor is None or previous is None or previous.segment_id == predecessor.id or last < first:
+            return
+        text = f"log records {first} to {last} before {file.path.name} are missing"
+        _log.error("%s", text)
+        self._metrics.wal_damaged.add()
+        self._health.degrade("wal_hole", text)
+
+    def _note_set_aside(self) -> None:
+        for error in self._wal.set_aside:
+            _log.warning("%s; it is kept in %s", error, self._quarantine)
+            self._metrics.wal_damaged.add()
+            self._health.degrade("wal_set_aside", f"{error}; it is kept in {self._quarantine}")
 
     def _keep_file(self, file: WalFile, mismatches: int) -> None:
         """Keep a file whose lines gave other rows than they did when they were accepted."""
@@ -237,7 +257,7 @@ class Replay:
         self._health.degrade("wal_mismatch", f"{text}; the file is kept in {self._quarantine}")
         _log.error("%s; the file is kept in %s", text, self._quarantine)
         durable.make_directory(self._quarantine)
-        durable.link_or_copy(file.path, self._quarantine / file.path.name)
+        durable.link_or_copy(file.path, self._quarantine / f"{file.path.name}.mismatch")
 
     def _forget_dropped(self, present: set[int]) -> None:
         """Segments whose file is gone need no catalog row any more."""

@@ -13,11 +13,30 @@ from edge_appliance.core.delivery import LineError, Reason
 from edge_appliance.dead_letters import read_dead_letters
 
 
+THREADS: list[tuple[Core, threading.Thread]] = []
+
+
 @pytest.fixture
-def core(tmp_path):
-    core = Core(tmp_path)
-    yield core
-    core.abandon()
+def make_core(tmp_path):
+    """Builds a core; whatever a test leaves running is stopped, so that its own failure is the one that is shown."""
+    cores = []
+
+    def make(**settings) -> Core:
+        cores.append(Core(tmp_path, **settings))
+        return cores[-1]
+
+    yield make
+    while THREADS:
+        running, thread = THREADS.pop()
+        running.ingest.stop()
+        thread.join(DEADLINE_S)
+    for core in cores:
+        core.abandon()
+
+
+@pytest.fixture
+def core(make_core):
+    return make_core()
 
 
 class FailingSync:
@@ -46,8 +65,9 @@ def wait_until(condition) -> None:
 
 
 def run(core: Core) -> threading.Thread:
-    thread = threading.Thread(target=core.ingest.run)
+    thread = threading.Thread(target=core.ingest.run, daemon=True)
     thread.start()
+    THREADS.append((core, thread))
     return thread
 
 
@@ -223,20 +243,19 @@ def test_stop_on_a_failing_disk_ends_the_thread_without_an_ack(core, monkeypatch
 
 
 @pytest.mark.parametrize(("sync_mode", "syncs"), [("group", 3), ("interval", 1), ("never", 0)])
-def test_sync_modes_differ_in_their_syncs(tmp_path, monkeypatch, sync_mode, syncs):
+def test_sync_modes_differ_in_their_syncs(make_core, monkeypatch, sync_mode, syncs):
     """`group` syncs before every ack; weaker modes are named and do what they say."""
-    core = Core(tmp_path, sync=sync_mode)
+    core = make_core(sync=sync_mode)
     sync = FailingSync(monkeypatch, 0)
     for n in range(3):
         core.write(b"p v=1 %d" % n)
     assert len(sync.calls) == syncs
     assert len(core.acked) == 3
-    core.abandon()
 
 
-def test_full_disk_holds_the_group_back_and_resumes_by_itself(tmp_path, monkeypatch):
+def test_full_disk_holds_the_group_back_and_resumes_by_itself(make_core, monkeypatch):
     """Below `wal.min_free` nothing is taken from the inbox; with space again all of it is stored."""
-    core = Core(tmp_path, min_free_bytes=100)
+    core = make_core(min_free_bytes=100)
     free = [10]
     monkeypatch.setattr("edge_appliance.ingest.free_bytes", lambda path: free[0])
     monkeypatch.setattr("edge_appliance.ingest.TICK_S", 0.01)
@@ -252,13 +271,12 @@ def test_full_disk_holds_the_group_back_and_resumes_by_itself(tmp_path, monkeypa
     assert core.health.held == ""
     core.ingest.stop()
     thread.join(DEADLINE_S)
-    core.abandon()
 
 
-def test_log_cap_holds_acks_until_a_segment_is_persisted(tmp_path, monkeypatch):
+def test_log_cap_holds_acks_until_a_segment_is_persisted(make_core, monkeypatch):
     """At `wal.max_bytes` acks stop; nothing is deleted but what became parts, and intake goes on after that."""
     monkeypatch.setattr("edge_appliance.ingest.TICK_S", 0.01)
-    core = Core(tmp_path, persists=True, wal_max_bytes=40_000)
+    core = make_core(persists=True, wal_max_bytes=40_000)
     thread = run(core)
     for n in range(200):
         core.inbox.put([core.delivery(b"p v=%d %d" % (n, n), packet_id=n + 1)])
@@ -268,13 +286,12 @@ def test_log_cap_holds_acks_until_a_segment_is_persisted(tmp_path, monkeypatch):
     thread.join(DEADLINE_S)
     assert core.acked == list(range(1, 201))
     assert core.metrics.persisted_rows.value() > 100
-    core.abandon()
 
 
-def test_full_buffer_holds_until_a_persist_frees_it(tmp_path, monkeypatch):
+def test_full_buffer_holds_until_a_persist_frees_it(make_core, monkeypatch):
     """At the buffer limit intake waits for the workers and goes on without help."""
     monkeypatch.setattr("edge_appliance.ingest.TICK_S", 0.01)
-    core = Core(tmp_path, persists=True, buffer_limit_bytes=100_000)
+    core = make_core(persists=True, buffer_limit_bytes=100_000)
     thread = run(core)
     for n in range(60):
         core.inbox.put([core.delivery(b"\n".join(b"p v=%d %d" % (i, n * 1000 + i) for i in range(300)), packet_id=n + 1)])
@@ -282,12 +299,11 @@ def test_full_buffer_holds_until_a_persist_frees_it(tmp_path, monkeypatch):
     core.ingest.stop()
     thread.join(DEADLINE_S)
     assert core.metrics.lines.value() == 60 * 300
-    core.abandon()
 
 
-def test_cut_by_size(tmp_path):
+def test_cut_by_size(make_core):
     """A segment that has grown to its limit is sealed and the next file opened; ranks follow the sequences."""
-    core = Core(tmp_path, segment_max_bytes=1000)
+    core = make_core(segment_max_bytes=1000)
     first = core.wal.segment_id
     core.write(b"\n".join(b"p v=%d %d" % (n, n) for n in range(100)))
     core.ingest._cut_if_due(time.monotonic())
@@ -295,12 +311,11 @@ def test_cut_by_size(tmp_path):
     assert core.sealed[0].rank == core.wal.first_sequence - 1
     assert core.wal.segment_id == first + 1
     assert len(core.rows()) == 100
-    core.abandon()
 
 
-def test_cut_by_age_counts_from_the_first_row(tmp_path):
+def test_cut_by_age_counts_from_the_first_row(make_core):
     """A quiet appliance makes no empty segments; an old row is persisted in time."""
-    core = Core(tmp_path, segment_max_age_s=60.0)
+    core = make_core(segment_max_age_s=60.0)
     now_s = time.monotonic()
     core.ingest._cut_if_due(now_s + 1000)
     assert core.sealed == []
@@ -309,22 +324,20 @@ def test_cut_by_age_counts_from_the_first_row(tmp_path):
     assert core.sealed == []
     core.ingest._cut_if_due(now_s + 1061)
     assert len(core.sealed) == 1
-    core.abandon()
 
 
-def test_cut_by_number_of_dates(tmp_path):
+def test_cut_by_number_of_dates(make_core):
     """Scattered times become files, so their number cuts too."""
-    core = Core(tmp_path)
+    core = make_core()
     day_ns = 86_400_000_000_000
     core.write(b"\n".join(b"p v=1 %d" % (day * day_ns) for day in range(2_001)))
     core.ingest._cut_if_due(time.monotonic())
     assert len(core.sealed) == 1
-    core.abandon()
 
 
-def test_failed_cut_goes_on_in_a_new_file(tmp_path, monkeypatch):
+def test_failed_cut_goes_on_in_a_new_file(make_core, monkeypatch):
     """A disk that refuses the next file at the cut costs no row."""
-    core = Core(tmp_path, segment_max_bytes=100)
+    core = make_core(segment_max_bytes=100)
     core.write(b"p v=1 1")
     real, failures = os.open, [1]
 

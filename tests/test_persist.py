@@ -250,7 +250,7 @@ def test_disk_error_keeps_everything_and_heals(world: World, monkeypatch: pytest
     monkeypatch.setattr(persist, "write_part", refuse)
     persister = world.persister()
     persister.submit(FakeSegment(3, make_set()))
-    wait_until(lambda: tries > 2 * persist.TABLE_FAILURES_MAX)
+    wait_until(lambda: tries > persist.TABLE_FAILURES_MAX + 1)
     assert os.strerror(number) in world.health.degraded["persist"]
     assert log.exists()
     assert world.shown == {}

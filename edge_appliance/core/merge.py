@@ -63,18 +63,20 @@ def sort_and_merge(row_set: RowSet, slice_bytes: int = SLICE_BYTES) -> Iterator[
     row_bytes = _row_bytes(row_set, fields, tags)
     first_date = utc_date(row_set.min_time_ns)
     if first_date == utc_date(row_set.max_time_ns) and pc.sum(row_bytes).as_py() <= slice_bytes:
-        yield _slice(first_date, 0, 1, _gather(row_set.chunks, None, fields, slice_bytes), fields, tags)
+        gathered = _gather(row_set.chunks, None, fields, slice_bytes)
+        by_time = _order_by(_whole(gathered.column("t")))
+        yield _slice(first_date, 0, 1, gathered, by_time, fields, tags)
         return
-    series = pa.concat_arrays([chunk.series for chunk in row_set.chunks])
-    time = pa.concat_arrays([chunk.time for chunk in row_set.chunks])
-    order = _order_by(series)
-    order = order.take(_order_by(time.take(order)))
-    for date, cuts in _plan(time.take(order), series.take(order), row_bytes.take(order), slice_bytes):
+    order, plan = _plan(row_set, row_bytes, slice_bytes)
+    for date, cuts in plan:
         for number, (start, stop) in enumerate(pairwise(cuts)):
             rows = order.slice(start, stop - start)
             size_bytes = pc.sum(row_bytes.take(rows)).as_py()
-            gathered = _gather(row_set.chunks, rows.take(_order_by(rows)), fields, size_bytes)
-            yield _slice(date, number, len(cuts) - 1, gathered, fields, tags)
+            arrival = _order_by(rows)
+            gathered = _gather(row_set.chunks, rows.take(arrival), fields, size_bytes)
+            # Where each row, in order of time, is among those in order of arrival.
+            by_time = pc.inverse_permutation(arrival.cast(pa.int32()))
+            yield _slice(date, number, len(cuts) - 1, gathered, by_time, fields, tags)
 
 
 # Planning ------------------------------------------------------------------------------------------------------
@@ -85,24 +87,45 @@ def _order_by(values: pa.Array) -> pa.UInt64Array:
     return pc.array_sort_indices(values)
 
 
-def _plan(
-    time: pa.Int64Array, series: pa.UInt32Array, row_bytes: pa.Int64Array, slice_bytes: int
-) -> Iterator[tuple[dt.date, list[int]]]:
-    """Each date with the positions at which its slices begin, and its end, over rows sorted by (time, series)."""
-    sums = pc.cumulative_sum(row_bytes)
-    times, refs, totals = _Values(time), _Values(series), _Values(sums)
+DateCuts = tuple[dt.date, list[int]]
+"""A date, the positions at which its slices begin, and its end."""
+
+
+def _plan(row_set: RowSet, row_bytes: pa.Int64Array, slice_bytes: int) -> tuple[pa.UInt64Array, list[DateCuts]]:
+    """Row numbers by time, or by (time, series) when too many rows share a time, and where to cut them."""
+    time = pa.concat_arrays([chunk.time for chunk in row_set.chunks])
+    order = _order_by(time)
+    sums = _Values(pc.cumulative_sum(row_bytes.take(order)))
+    plan = _cut_dates(_Values(time.take(order)), None, sums, slice_bytes)
+    if _heaviest(plan, sums) <= 2 * slice_bytes:
+        return order, plan
+    series = pa.concat_arrays([chunk.series for chunk in row_set.chunks])
+    order = _order_by(series)
+    order = order.take(_order_by(time.take(order)))
+    sums = _Values(pc.cumulative_sum(row_bytes.take(order)))
+    return order, _cut_dates(_Values(time.take(order)), _Values(series.take(order)), sums, slice_bytes)
+
+
+def _cut_dates(times: _Values, refs: _Values | None, sums: _Values, slice_bytes: int) -> list[DateCuts]:
+    """Cut sorted rows into dates and slices; never between rows of one key, or of one time when `refs` is None."""
+    plan: list[DateCuts] = []
     start = 0
-    while start < len(time):
-        date = utc_date(times[start])
+    while start < len(times):
         day_end_ns = (times[start] // DAY_NS + 1) * DAY_NS
         stop = bisect_left(times, day_end_ns, start)
         cuts = [start]
         while cuts[-1] < stop:
-            done_bytes = totals[cuts[-1] - 1] if cuts[-1] else 0
-            cut = max(bisect_right(totals, done_bytes + slice_bytes, cuts[-1], stop), cuts[-1] + 1)
-            cuts.append(_key_end(times, refs, cut - 1, stop) if cut < stop else stop)
-        yield date, cuts
+            done_bytes = sums[cuts[-1] - 1] if cuts[-1] else 0
+            cut = max(bisect_right(sums, done_bytes + slice_bytes, cuts[-1], stop), cuts[-1] + 1)
+            cuts.append(_key_end(times, refs, cut - 1, stop))
+        plan.append((utc_date(times[start]), cuts))
         start = stop
+    return plan
+
+
+def _heaviest(plan: Sequence[DateCuts], sums: _Values) -> int:
+    """Bytes of the largest slice."""
+    return max(sums[stop - 1] - (sums[start - 1] if start else 0) for _, cuts in plan for start, stop in pairwise(cuts))
 
 
 class _Values:
@@ -118,10 +141,10 @@ class _Values:
         return int(self._values[position].as_py())
 
 
-def _key_end(times: _Values, refs: _Values, position: int, stop: int) -> int:
-    """First position behind the rows that share the key of the one at `position`: a cut never parts them."""
+def _key_end(times: _Values, refs: _Values | None, position: int, stop: int) -> int:
+    """First position behind the rows that share the key, or the time, of the one at `position`."""
     run_end = bisect_right(times, times[position], position, stop)
-    return bisect_right(refs, refs[position], position, run_end)
+    return run_end if refs is None else bisect_right(refs, refs[position], position, run_end)
 
 
 def _row_bytes(row_set: RowSet, fields: Sequence[ColumnDefinition], tags: _Tags) -> pa.Int64Array:
@@ -210,13 +233,18 @@ def _touched(chunks: Sequence[Chunk], rows: pa.UInt64Array | None) -> Iterator[t
 
 
 def _slice(
-    date: dt.date, number: int, count: int, gathered: pa.Table, fields: Sequence[ColumnDefinition], tags: _Tags
+    date: dt.date,
+    number: int,
+    count: int,
+    gathered: pa.Table,
+    by_time: pa.Array,
+    fields: Sequence[ColumnDefinition],
+    tags: _Tags,
 ) -> Slice:
-    """Sort and merge the rows of one slice."""
+    """Sort and merge the rows of one slice; `by_time` gives their positions by time, equal ones by arrival."""
     arrival = {name: _whole(gathered.column(name)) for name in gathered.column_names}
-    order = _order_by(arrival["t"])
     place = tags.place.take(arrival["s"])
-    order = order.take(_order_by(place.take(order)))
+    order = by_time.take(_order_by(place.take(by_time)))
     series, time = arrival["s"].take(order), arrival["t"].take(order)
     ends = _key_ends(place.take(order), time)
     if ends is not None:

@@ -68,8 +68,10 @@ def time_bounds(expression: Any) -> Interval:
     kind = type(variant).__name__
     if kind == "InList" and _is_time(variant.expr()) and not variant.negated():
         return functools.reduce(Interval.hull, (_compared("=", item) for item in variant.list()), NO_TIME)
-    if kind != "BinaryExpr":
-        return ALL_TIME
+    return _binary_bounds(variant) if kind == "BinaryExpr" else ALL_TIME
+
+
+def _binary_bounds(variant: Any) -> Interval:
     left, operator, right = variant.left(), variant.op(), variant.right()
     if operator == "AND":
         return time_bounds(left).common(time_bounds(right))

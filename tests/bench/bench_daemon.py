@@ -10,7 +10,7 @@ from pathlib import Path
 
 import paho.mqtt.client as paho
 import psutil
-from appliance_process import ApplianceProcess
+from appliance_process import ApplianceProcess, RefusedError
 from bench_in_process import rate
 from bench_lines import body
 from bench_table import Bench, quantile, seconds
@@ -18,8 +18,6 @@ from broker import Mosquitto
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from ports import free_port, wait_until
 
-CLIENTS = 4
-"""HTTP connections that write at the same time."""
 LEAST_REPLAY = 100_000
 MOST_IDLE_MIB = 140
 GROUP_DELAY_MS = 20
@@ -33,8 +31,8 @@ def daemon(directory: Path, mqtt_port: int = 0, **sections: dict[str, object]) -
     return ApplianceProcess(directory, mqtt_port=mqtt_port or free_port(), settings=settings)
 
 
-def write_all(appliance: ApplianceProcess, bodies: list[bytes]) -> None:
-    """Write all bodies, each once, over a few connections at a time."""
+def write_all(appliance: ApplianceProcess, bodies: list[bytes], connections: int) -> None:
+    """Write all bodies, each until it is taken; every connection waits for its answers."""
 
     def write(own: list[bytes]) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", appliance.http_port, timeout=60)
@@ -50,8 +48,8 @@ def write_all(appliance: ApplianceProcess, bodies: list[bytes]) -> None:
                         time.sleep(0.05)
                 assert status == 204, status
 
-    with ThreadPoolExecutor(CLIENTS) as clients:
-        list(clients.map(write, [bodies[i::CLIENTS] for i in range(CLIENTS)]))
+    with ThreadPoolExecutor(connections) as clients:
+        list(clients.map(write, [bodies[i::connections] for i in range(connections)]))
 
 
 def replay(bench: Bench) -> None:
@@ -65,7 +63,7 @@ def replay(bench: Bench) -> None:
         wanted = count if lines > 1 else count // 10
         with daemon(bench.directory / f"replay-{lines}", **keep) as appliance:
             appliance.start()
-            write_all(appliance, [body(first, lines) for first in range(0, wanted, lines)])
+            write_all(appliance, [body(first, lines) for first in range(0, wanted, lines)], connections=32)
             log_mib = appliance.metric("wal_bytes") / _MIB
             appliance.kill()
             start_s = seconds(appliance.start)
@@ -87,11 +85,14 @@ def http_writes(bench: Bench) -> None:
         idle_mib = process.memory_info().rss / _MIB
         bench.add("f", "RSS, idle", f"{idle_mib:.0f} MiB", f"<= {MOST_IDLE_MIB} MiB", idle_mib <= MOST_IDLE_MIB)
         first = 0
-        for lines, count in ((100, bench.size(100_000, 1_000)), (5_000, bench.size(500_000, 5_000))):
+        for lines, connections, full in ((100, 4, 50_000), (100, 32, 300_000), (5_000, 4, 500_000)):
+            count = bench.size(full, 5_000)
             bodies = [body(first + start, lines) for start in range(0, count, lines)]
             first += len(bodies) * lines
-            took_s = seconds(lambda: write_all(appliance, bodies))  # noqa: B023 - called at once
-            bench.add("e", f"HTTP, {lines:,} lines a body, {CLIENTS} connections", rate(len(bodies) * lines, took_s))
+            took_s = seconds(lambda: write_all(appliance, bodies, connections))  # noqa: B023 - called at once
+            bench.add(
+                "e", f"HTTP, {lines:,} lines a body, {connections} connections", rate(len(bodies) * lines, took_s)
+            )
         loaded_mib = process.memory_info().rss / _MIB
         buffer_mib = appliance.metric("buffer_bytes") / _MIB
         bench.add("f", f"RSS after {first:,} lines, {buffer_mib:.0f} MiB in the buffer", f"{loaded_mib:.0f} MiB")
@@ -132,6 +133,6 @@ def latency(bench: Bench) -> None:
 def _newest(appliance: ApplianceProcess) -> int:
     try:
         newest = appliance.query("SELECT max(n) AS n FROM seen")[0]["n"]
-    except ConnectionError:
+    except RefusedError:  # there is no such table yet
         return -1
     return -1 if newest is None else int(newest)

@@ -9,11 +9,12 @@ from edge_appliance.buffer import Buffer
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.append import Appender
 from edge_appliance.core.delivery import Delivery, DeliveryResult, Kind, Origin
+from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DeadLetters
 from edge_appliance.health import Health
 from edge_appliance.inbox import Group, Inbox
-from edge_appliance.ingest import Committed, Ingest, IngestSettings, RecentDeliveries
+from edge_appliance.ingest import Committed, Ingest, IngestSettings
 from edge_appliance.metrics import Metrics
 from edge_appliance.paths import Paths
 from edge_appliance.persist import Persister

@@ -1,0 +1,36 @@
+"""Telling a redelivered QoS 1 message from a new one.
+
+A line without a time gets the time it arrives. Stored again, such a line would be a second row, so a message that the
+log already holds is only acknowledged. DUP alone is a hint: topic and payload must be the same, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from edge_appliance.core.delivery import Delivery, DeliveryKey
+
+
+class RecentDeliveries:
+    """Keys of the last logged QoS 1 deliveries, by packet id: ids have 16 bits, so this is bounded."""
+
+    def __init__(self, keys: Iterable[DeliveryKey] = ()) -> None:
+        self._digests = {key.packet_id: key.digest for key in keys}
+
+    def has(self, key: DeliveryKey) -> bool:
+        """Whether the last logged delivery of this packet id had the same topic and payload."""
+        return self._digests.get(key.packet_id) == key.digest
+
+    def add(self, key: DeliveryKey) -> None:
+        """Remember a logged delivery."""
+        self._digests[key.packet_id] = key.digest
+
+
+def delivery_key(delivery: Delivery) -> DeliveryKey | None:
+    """Key of a QoS 1 delivery: packet id and 128-bit hash of topic and payload; None for other deliveries."""
+    if not delivery.qos:
+        return None
+    topic = delivery.origin.label.encode()
+    digest = hashlib.blake2b(b"%d:%b%b" % (len(topic), topic, delivery.payload), digest_size=16).digest()
+    return DeliveryKey(delivery.packet_id, digest)

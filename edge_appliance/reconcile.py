@@ -1,0 +1,94 @@
+"""Open the catalog, or make it anew when it is lost, damaged or older than what lies beside it.
+
+Only a catalog that knows everything on the disk may decide that a file is garbage. Whenever one does not, nothing is
+deleted, the parts found are adopted by their footers, and health says that the history may be incomplete.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from edge_appliance.adopt import rebuild_catalog
+from edge_appliance.catalog import Catalog
+from edge_appliance.core.parts import encode_name
+from edge_appliance.core.wal_frame import FileHeader
+from edge_appliance.errors import CatalogError, FormatError, StoreError
+from edge_appliance.health import Health
+from edge_appliance.paths import Paths
+from edge_appliance.store import DirectoryStore, PartFiles, clean_spool
+from edge_appliance.wal_file import SUFFIX, open_file
+
+_log = logging.getLogger(__name__)
+
+
+def open_catalog(paths: Paths, store: DirectoryStore, node: str, health: Health) -> Catalog:
+    """Open or rebuild the catalog and tidy the spool by it; raises CatalogError, DiskError when neither is possible."""
+    headers = _log_headers(paths)
+    catalog, reason = _try_open(paths, store, node, headers)
+    if catalog is None:
+        _log.error("%s; it is made anew from the parts", reason)
+        rebuild_catalog(
+            paths.catalog,
+            node=node,
+            spool_dir=paths.spool,
+            store=store,
+            quarantine_dir=paths.quarantine,
+            incarnations={header.incarnation for header in headers},
+        )
+        health.degrade("catalog", f"{reason}; made anew from the parts on disk, history may be incomplete")
+        catalog = Catalog.open(paths.catalog, node=node)
+    for name in clean_spool(paths.spool, catalog.state.parts, is_trusted=not reason):
+        _log.info("%s in the spool was left by a crash and is deleted: its rows are in the log", name)
+    _report_missing(catalog, PartFiles(paths.spool, store.root, paths.cache), health)
+    return catalog
+
+
+def _try_open(
+    paths: Paths, store: DirectoryStore, node: str, headers: Sequence[FileHeader]
+) -> tuple[Catalog | None, str]:
+    """Open the catalog when it can be trusted; else why it cannot."""
+    try:
+        catalog = Catalog.open(paths.catalog, node=node)
+    except CatalogError as error:
+        return None, str(error)
+    newest = max((header.generation for header in headers), default=0)
+    if catalog.was_created and (headers or _has_parts(paths, store, node)):
+        reason = f"{paths.catalog} was missing beside existing data"
+    elif newest > catalog.state.generation:
+        reason = f"{paths.catalog} (generation {catalog.state.generation}) is older than the log ({newest})"
+    else:
+        return catalog, ""
+    catalog.close()
+    return None, reason
+
+
+def _log_headers(paths: Paths) -> list[FileHeader]:
+    headers = []
+    for path in sorted(paths.wal.glob(f"*{SUFFIX}")):
+        try:
+            file = open_file(path)
+        except FormatError:
+            continue  # replay sets it aside, and a newer format is refused there
+        if file.header is not None:
+            headers.append(file.header)
+    return headers
+
+
+def _has_parts(paths: Paths, store: DirectoryStore, node: str) -> bool:
+    prefix = f"{encode_name(node)}-"
+    spooled = any(path.suffix == ".parquet" for path in paths.spool.iterdir())
+    return spooled or any(path.name.startswith(prefix) for path in store.part_paths())
+
+
+def _report_missing(catalog: Catalog, files: PartFiles, health: Health) -> None:
+    """A listed part without a file is rows that a query cannot see: say so, and delete nothing for it."""
+    missing = []
+    for part in catalog.state.parts:
+        try:
+            files.open_path(part)
+        except StoreError as error:
+            missing.append(str(error))
+    if missing:
+        _log.error("%d listed parts have no whole file, first: %s", len(missing), missing[0])
+        health.degrade("missing_parts", f"{len(missing)} listed parts have no whole file, first: {missing[0]}")
