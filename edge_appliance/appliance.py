@@ -260,6 +260,8 @@ class Appliance:
         segment_id = max(state.max_segment_id, replayed.last_segment_id, self._wal.last_segment_id) + 1
         first_sequence = max(state.max_sequence, replayed.last_sequence) + 1
         self._clock.last_ns = max(self._clock.last_ns, replayed.last_arrival_ns)
+        # Noted before the first record: these numbers never come back, even when the new file is deleted by hand.
+        self._catalog.note_numbers(segment_id, first_sequence - 1).result()
         log: Log
         if self._config.wal.enabled:
             self._wal.start(segment_id, first_sequence, state.generation)

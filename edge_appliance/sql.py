@@ -28,7 +28,17 @@ from edge_appliance.core import query_text
 from edge_appliance.core.delivery import ColumnDefinition
 from edge_appliance.core.interval import MAX_NS, Interval
 from edge_appliance.core.query_needs import Need, needs_of
-from edge_appliance.core.query_plan import ORDER_COLUMN, PART_COLUMN, TablePlan, hot_columns, plan_table, table_sql
+from edge_appliance.core.query_plan import (
+    HI_COLUMN,
+    LO_COLUMN,
+    ORDER_COLUMN,
+    PART_COLUMN,
+    Sources,
+    TablePlan,
+    hot_columns,
+    plan_table,
+    table_sql,
+)
 from edge_appliance.core.query_types import file_schema, no_rows, portable, portable_schema
 from edge_appliance.core.view import TableView, View
 from edge_appliance.errors import QueryError
@@ -284,16 +294,16 @@ class SqlEngine:
     ) -> Table:
         """The table as the statement shall see it: each key once, nothing that it does not need."""
         plan = plan_table(view, need.bounds)
-        files, hot = f"files{number}", f"hot{number}"
-        if plan.parts:
-            workshop.register_listing_table(
-                files,
-                held.enter_context(self._files.linked(plan.parts)),
-                table_partition_cols=[(PART_COLUMN, pa.int64())],
-                schema=file_schema(columns),
-            )
-        workshop.register_record_batches(hot, _hot_partitions(plan, columns, need.columns))
-        return workshop.sql(table_sql(plan, columns, need.columns, need.bounds, files, hot)).into_view()
+        sources = Sources(f"alone{number}", f"shared{number}", f"hot{number}")
+        if plan.alone or plan.shared:
+            alone, shared = held.enter_context(self._files.linked(plan.alone, plan.shared))
+            schema = file_schema(columns)
+            workshop.register_listing_table(sources.alone, alone, schema=schema)
+            if plan.shared:
+                labels = [(name, pa.int64()) for name in (PART_COLUMN, LO_COLUMN, HI_COLUMN)]
+                workshop.register_listing_table(sources.shared, shared, labels, schema=schema)
+        workshop.register_record_batches(sources.hot, _hot_partitions(plan, columns, need.columns))
+        return workshop.sql(table_sql(plan, columns, need.columns, need.bounds, sources)).into_view()
 
     # Running
 
@@ -352,7 +362,7 @@ def _hot_partitions(
     """The rows in memory as two halves for two cores, each row with its place in the order of writing."""
     wanted = hot_columns(plan, tuple(columns), needed)
     batches: list[pa.RecordBatch] = []
-    place = len(plan.parts)
+    place = len(plan.shared)
     for batch in (batch for row_set in plan.hot for batch in row_set.batches(wanted)):
         order = pa.arange(place, place + batch.num_rows)
         batches.append(batch.append_column(ORDER_COLUMN, order))

@@ -1,4 +1,7 @@
-"""Directories of links to the parts that queries read: `<directory>/<n>/_edge_part=<position>/<part name>`.
+"""Directories of links to the parts that queries read.
+
+    <directory>/<n>/alone/<part name>
+    <directory>/<n>/shared/_edge_part=<place>/_edge_lo=<µs>/_edge_hi=<µs>/<part name>
 
 The SQL engine reads a directory, never a list of files. A hard link shows exactly the parts of one plan, costs no
 copy, and keeps the file's bytes for the query when the part is moved or merged away meanwhile. Queries that read
@@ -11,14 +14,14 @@ import errno
 import itertools
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from edge_appliance.core.parts import Part, part_name
-from edge_appliance.core.query_plan import PART_COLUMN
+from edge_appliance.core.query_plan import HI_COLUMN, LO_COLUMN, PART_COLUMN, SharedPart
 from edge_appliance.errors import PathError, QueryError, StoreError
 
 _LOOKS: Final = 3
@@ -33,10 +36,13 @@ class PartLocator(Protocol):
         """Path of an existing local copy; raises StoreError when there is none."""
 
 
+_Key = tuple[tuple[Part, ...], tuple[SharedPart, ...]]
+
+
 @dataclass(slots=True)
-class _Shared:
+class _Linked:
     path: Path
-    users: int
+    users: int = 0
 
 
 class ViewFiles:
@@ -47,7 +53,7 @@ class ViewFiles:
         self._locator = locator
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._shared: dict[tuple[Part, ...], _Shared] = {}
+        self._linked: dict[_Key, _Linked] = {}
         try:
             # Whatever is here was left by a process that was killed; no query can hold it any more.
             shutil.rmtree(directory, ignore_errors=True)
@@ -56,34 +62,38 @@ class ViewFiles:
             raise PathError(str(directory), error.strerror or str(error)) from error
 
     @contextmanager
-    def linked(self, parts: Sequence[Part]) -> Iterator[Path]:
-        """A directory that shows exactly `parts`, each under its position; it is there until the block ends."""
-        key = tuple(parts)
+    def linked(self, alone: tuple[Part, ...], shared: tuple[SharedPart, ...]) -> Iterator[tuple[Path, Path]]:
+        """Two directories that show exactly these parts; they are there until the block ends."""
+        key = (alone, shared)
         with self._lock:
-            shared = self._shared.get(key)
-            if shared is None:
-                shared = self._shared[key] = _Shared(self._link_all(key), 0)
-            shared.users += 1
+            linked = self._linked.get(key)
+            if linked is None:
+                linked = self._linked[key] = _Linked(self._link_all(alone, shared))
+            linked.users += 1
         try:
-            yield shared.path
+            yield linked.path / "alone", linked.path / "shared"
         finally:
             with self._lock:
-                shared.users -= 1
-                if not shared.users:
-                    del self._shared[key]
-                    shutil.rmtree(shared.path, ignore_errors=True)
+                linked.users -= 1
+                if not linked.users:
+                    del self._linked[key]
+                    shutil.rmtree(linked.path, ignore_errors=True)
 
-    def _link_all(self, parts: tuple[Part, ...]) -> Path:
+    def _link_all(self, alone: tuple[Part, ...], shared: tuple[SharedPart, ...]) -> Path:
         path = self._directory / str(next(self._numbers))
         try:
-            for position, part in enumerate(parts):
-                place = path / f"{PART_COLUMN}={position}"
-                place.mkdir(parents=True)
-                self._link(part, place / part_name(part))
+            for place, (part, own) in enumerate(shared):
+                labels = f"{PART_COLUMN}={place}", f"{LO_COLUMN}={own.lo // 1000}", f"{HI_COLUMN}={own.hi // 1000}"
+                labelled = path.joinpath("shared", *labels)
+                labelled.mkdir(parents=True)
+                self._link(part, labelled / part_name(part))
+            (path / "alone").mkdir(parents=True)
+            for part in alone:
+                self._link(part, path / "alone" / part_name(part))
         except OSError as error:
             shutil.rmtree(path, ignore_errors=True)
             raise QueryError("unavailable", f"the parts cannot be linked for reading: {error.strerror}") from error
-        except BaseException:
+        except QueryError:
             shutil.rmtree(path, ignore_errors=True)
             raise
         return path

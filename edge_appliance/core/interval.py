@@ -35,7 +35,7 @@ ALL_TIME: Final = Interval(MIN_NS, MAX_NS)
 NO_TIME: Final = Interval(1, 0)
 
 
-def coarsen(intervals: Iterable[Interval], limit: int) -> tuple[Interval, ...]:
+def coarsen(intervals: Iterable[Interval], limit: int | None = None) -> tuple[Interval, ...]:
     """The same times in ascending, disjoint intervals, at most `limit`: the smallest gaps are filled beyond that."""
     joined: list[Interval] = []
     for interval in sorted(intervals):
@@ -43,7 +43,7 @@ def coarsen(intervals: Iterable[Interval], limit: int) -> tuple[Interval, ...]:
             joined[-1] = Interval(joined[-1].lo, max(joined[-1].hi, interval.hi))
         else:
             joined.append(interval)
-    if len(joined) <= limit:
+    if limit is None or len(joined) <= limit:
         return tuple(joined)
     by_gap = sorted(range(1, len(joined)), key=lambda i: joined[i].lo - joined[i - 1].hi, reverse=True)
     starts = [0, *sorted(by_gap[: limit - 1]), len(joined)]

@@ -13,63 +13,73 @@ Times are closed intervals in ns, rounded outward to whole microseconds because 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge_appliance.core.columns import RowSet
 from edge_appliance.core.delivery import ColumnDefinition, Kind
-from edge_appliance.core.interval import ALL_TIME, MAX_NS, MIN_NS, Interval, coarsen, complement, runs
+from edge_appliance.core.interval import ALL_TIME, MAX_NS, MIN_NS, NO_TIME, Interval, coarsen, complement, runs
 from edge_appliance.core.parts import Part, age, file_column, set_key
 from edge_appliance.core.view import TableView
 
-CONTESTED_LIMIT: Final = 32
-"""Contested intervals of one table; nearer ones are joined, since each is a term of a predicate on every row."""
+HOT_CONTESTED_LIMIT: Final = 32
+"""Contested intervals of the rows in memory; near ones are joined, since each is a term of a predicate on every row."""
+_WORTHWHILE_SHARE: Final = 4
+"""A shared part is read twice only when a quarter of its time or more is its own."""
 
 _BUCKET_BITS: Final = 33
 """Times of rows in memory are told apart by 2^33 ns = 8.6 s: one late row contests seconds, not two days."""
 
 
+class SharedPart(NamedTuple):
+    """A part with contested times. The rows with times in `alone` bypass the aggregate all the same."""
+
+    part: Part
+    alone: Interval
+
+
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What to read of one table. Parts are named by their position in `parts`, which is the order of writing."""
+    """What to read of one table."""
 
-    parts: tuple[Part, ...]
+    alone: tuple[Part, ...]
+    """Parts without any contested time."""
+    shared: tuple[SharedPart, ...]
+    """Parts with contested times, in the order of writing."""
     hot: tuple[RowSet, ...]
     """Row sets by ascending rank, each with the chunks that may have rows in the asked time."""
-    contested: tuple[Interval, ...]
-    alone: tuple[int, ...]
-    """Parts with no contested time."""
-    shared: tuple[int, ...]
-    """Parts with contested times, wholly or partly."""
-    is_hot_shared: bool
-    """Whether any row in memory may have a contested time."""
+    hot_contested: tuple[Interval, ...]
+    """Contested times of the rows in memory."""
 
 
 def plan_table(view: TableView, bounds: Interval = ALL_TIME) -> TablePlan:
-    """Choose the parts and rows that can have times in `bounds`, and find the contested times among them."""
-    parts = tuple(sorted((p for p in view.parts if bounds.overlaps(p.min_time_ns, p.max_time_ns)), key=age))
+    """Choose the parts and rows that can have times in `bounds`, and find the contested times among them.
+
+    A key in two sources is contested in both. A source may call more of its rows contested: that only costs time.
+    """
+    parts = sorted((p for p in view.parts if bounds.overlaps(p.min_time_ns, p.max_time_ns)), key=age)
     hot = tuple(kept for row_set in view.hot if (kept := _within(row_set, bounds)) is not None)
     spans: list[tuple[Interval, object]] = [(Interval(p.min_time_ns, p.max_time_ns), set_key(p)) for p in parts]
-    contested: list[Interval] = []
+    found: list[Interval] = []
     for position, row_set in enumerate(hot):
-        contested += repeated_times(row_set)
+        found += repeated_times(row_set)
         spans += [(interval, position) for interval in _occupied(_times(row_set))]
-    contested += _overlaps(spans)
-    joined = coarsen([_whole_microseconds(interval) for interval in contested], CONTESTED_LIMIT)
-    touched = [any(i.overlaps(p.min_time_ns, p.max_time_ns) for i in joined) for p in parts]
+    contested = coarsen(_whole_microseconds(interval) for interval in [*found, *_overlaps(spans)])
+    ranges = [(part, _longest_gap(Interval(part.min_time_ns, part.max_time_ns), contested)) for part in parts]
+    hot_contested = [i for i in contested if any(i.overlaps(s.min_time_ns, s.max_time_ns) for s in hot)]
     return TablePlan(
-        parts=parts,
+        alone=tuple(part for part, gap in ranges if gap is None),
+        shared=tuple(SharedPart(part, gap) for part, gap in ranges if gap is not None),
         hot=hot,
-        contested=joined,
-        alone=tuple(position for position, is_shared in enumerate(touched) if not is_shared),
-        shared=tuple(position for position, is_shared in enumerate(touched) if is_shared),
-        is_hot_shared=any(i.overlaps(s.min_time_ns, s.max_time_ns) for i in joined for s in hot),
+        hot_contested=coarsen(hot_contested, HOT_CONTESTED_LIMIT),
     )
 
 
@@ -136,6 +146,17 @@ def _overlaps(spans: Iterable[tuple[Interval, object]]) -> list[Interval]:
     return found
 
 
+def _longest_gap(span: Interval, contested: Sequence[Interval]) -> Interval | None:
+    """The longest uncontested stretch of `span`; None when all of it is, NO_TIME when none is worth reading apart."""
+    first = bisect.bisect_left(contested, span.lo, key=lambda interval: interval.hi)
+    inside = list(itertools.takewhile(lambda i: i.lo <= span.hi, itertools.islice(contested, first, None)))
+    if not inside:
+        return None
+    gaps = [gap.common(span) for gap in complement(inside)]
+    longest = max(gaps, key=lambda gap: gap.hi - gap.lo, default=NO_TIME)
+    return longest if (longest.hi - longest.lo) * _WORTHWHILE_SHARE >= span.hi - span.lo > 0 else NO_TIME
+
+
 def _whole_microseconds(interval: Interval) -> Interval:
     return Interval(max(MIN_NS, interval.lo // 1000 * 1000), min(MAX_NS, interval.hi // 1000 * 1000 + 999))
 
@@ -143,9 +164,12 @@ def _whole_microseconds(interval: Interval) -> Interval:
 # SQL of one table ----------------------------------------------------------------------------------------------
 
 PART_COLUMN: Final = "_edge_part"
-"""Partition column of a view directory: position of the part in the plan. Names with `_edge` are never data."""
+LO_COLUMN: Final = "_edge_lo"
+HI_COLUMN: Final = "_edge_hi"
+"""Partition columns of the directory of shared parts: place in the order of writing, and the first and last
+microsecond of the stretch that is the part's own. Names with `_edge` are never data."""
 ORDER_COLUMN: Final = "_edge_order"
-"""Order of writing over all sources: the part's position, then one number for each row in memory."""
+"""Order of writing over all contested rows: the part's place, then one number for each row in memory."""
 
 _SQL_TYPES: Final[Mapping[Kind, str]] = {
     Kind.TAG: "Utf8",
@@ -166,43 +190,46 @@ def quoted(name: str) -> str:
 
 def hot_columns(plan: TablePlan, columns: Sequence[ColumnDefinition], needed: Container[str]) -> list[ColumnDefinition]:
     """Columns that rows in memory must bring: those needed, and all tags when some row is contested."""
-    return [c for c in columns if c.name in needed or (plan.is_hot_shared and c.kind is Kind.TAG)]
+    return [c for c in columns if c.name in needed or (plan.hot_contested and c.kind is Kind.TAG)]
+
+
+class Sources(NamedTuple):
+    """Names under which the engine knows the sources of one table."""
+
+    alone: str
+    shared: str
+    hot: str
 
 
 def table_sql(
-    plan: TablePlan,
-    columns: Sequence[ColumnDefinition],
-    needed: Container[str],
-    bounds: Interval,
-    files: str,
-    hot: str,
+    plan: TablePlan, columns: Sequence[ColumnDefinition], needed: Container[str], bounds: Interval, sources: Sources
 ) -> str:
-    """The table as a query over `files` (the linked parts) and `hot` (rows in memory): each key once.
+    """The table as a query over its sources, each key once.
 
     Columns that are not needed are there as nulls, so that they cost nothing.
     """
-    branches: list[str] = []
     shown = [c for c in columns if c.name in needed]
-    tags = [c for c in columns if c.kind is Kind.TAG]
-    outer = _select_list(columns, needed)
-    gaps = complement(plan.contested)
-    if plan.alone:
-        branches.append(_from_files(files, shown, [_parts_are(plan.alone), _us_within([bounds])]))
-    if plan.shared:
-        branches.append(_from_files(files, shown, [_parts_are(plan.shared), _us_within([bounds]), _us_within(gaps)]))
-    if plan.hot or not branches:
-        outside = f" WHERE {_ns_within(gaps)}" if plan.is_hot_shared else ""
-        branches.append(f"SELECT {_names(shown)} FROM {hot}{outside}")
+    carried = [c for c in columns if c.kind is Kind.TAG] + [c for c in shown if c.kind is not Kind.TAG]
+    asked = f"({_range(bounds.lo // 1000, bounds.hi // 1000, _TIME_US)})"
+    is_own = f"arrow_cast(\"time\", 'Int64') BETWEEN {LO_COLUMN} AND {HI_COLUMN}"
+    branches: list[str] = []
     contested: list[str] = []
-    carried = [*tags, *(c for c in shown if c.kind is not Kind.TAG)]
+    if plan.alone:
+        branches.append(_from_files(sources.alone, shown, asked))
+    if any(part.alone != NO_TIME for part in plan.shared):
+        branches.append(_from_files(sources.shared, shown, f"{asked} AND {is_own}"))
     if plan.shared:
-        where = [_parts_are(plan.shared), _us_within([bounds]), _us_within(plan.contested)]
-        contested.append(_from_files(files, carried, where, f", {PART_COLUMN} AS {ORDER_COLUMN}"))
-    if plan.is_hot_shared:
-        contested.append(f"SELECT {_names(carried)}, {ORDER_COLUMN} FROM {hot} WHERE {_ns_within(plan.contested)}")
+        order = f", {PART_COLUMN} AS {ORDER_COLUMN}"
+        contested.append(_from_files(sources.shared, carried, f"{asked} AND NOT ({is_own})", order))
+    if plan.hot_contested:
+        within, outside = _within_any(plan.hot_contested), _within_any(complement(plan.hot_contested))
+        branches.append(f"SELECT {_names(shown)} FROM {sources.hot} WHERE {outside}")
+        contested.append(f"SELECT {_names(carried)}, {ORDER_COLUMN} FROM {sources.hot} WHERE {within}")
+    elif plan.hot or not branches:
+        branches.append(f"SELECT {_names(shown)} FROM {sources.hot}")
     if contested:
         branches.append(f"SELECT {_names(shown)} FROM ({_last_write_wins(carried, ' UNION ALL '.join(contested))})")
-    return f"SELECT {outer} FROM ({' UNION ALL '.join(branches)})"
+    return f"SELECT {_select_list(columns, needed)} FROM ({' UNION ALL '.join(branches)})"
 
 
 def _last_write_wins(columns: Sequence[ColumnDefinition], rows: str) -> str:
@@ -213,10 +240,10 @@ def _last_write_wins(columns: Sequence[ColumnDefinition], rows: str) -> str:
     return f"SELECT {keys}{last} FROM ({rows}) GROUP BY {keys}"
 
 
-def _from_files(files: str, columns: Sequence[ColumnDefinition], where: Sequence[str], more: str = "") -> str:
+def _from_files(files: str, columns: Sequence[ColumnDefinition], where: str, more: str = "") -> str:
     exact_time = f'arrow_cast(arrow_cast("time", \'Int64\') * 1000 + "time_ns", \'{_TIME_NS}\') AS "time"'
     listed = "".join(f", {_file_value(c)} AS {quoted(c.name)}" for c in columns)
-    return f"SELECT {exact_time}{listed}{more} FROM {files} WHERE {' AND '.join(where)}"
+    return f"SELECT {exact_time}{listed}{more} FROM {files} WHERE {where}"
 
 
 def _file_value(column: ColumnDefinition) -> str:
@@ -236,16 +263,8 @@ def _select_list(columns: Sequence[ColumnDefinition], needed: Container[str]) ->
     return ", ".join(['"time"', *values])
 
 
-def _parts_are(positions: Sequence[int]) -> str:
-    return _any(f"{PART_COLUMN} BETWEEN {first} AND {last}" for first, last in runs(positions))
-
-
-def _us_within(intervals: Sequence[Interval]) -> str:
-    return _any(_range(i.lo // 1000, i.hi // 1000, _TIME_US) for i in intervals)
-
-
-def _ns_within(intervals: Sequence[Interval]) -> str:
-    return _any(_range(i.lo, i.hi, _TIME_NS) for i in intervals)
+def _within_any(intervals: Sequence[Interval]) -> str:
+    return "(" + " OR ".join(f"({_range(i.lo, i.hi, _TIME_NS)})" for i in intervals) + ")" if intervals else "false"
 
 
 def _range(lo: int, hi: int, sql_type: str) -> str:
@@ -255,7 +274,3 @@ def _range(lo: int, hi: int, sql_type: str) -> str:
 def _literal(number: int, sql_type: str) -> str:
     # The text of the smallest integer cannot be written with a minus sign: its absolute value does not fit.
     return f"arrow_cast(arrow_cast('{number}', 'Int64'), '{sql_type}')"
-
-
-def _any(terms: Iterable[str]) -> str:
-    return "(" + " OR ".join(terms) + ")"
