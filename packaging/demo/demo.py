@@ -80,7 +80,7 @@ def run(running: contextlib.ExitStack, stop: threading.Event, bound_s: float, li
         running.callback(fleet.stop, 0.0)
         print(f"A fleet of 48 devices publishes {lines_per_s:,.0f} lines a second with QoS 1.")
     print("Ctrl-C ends it." if bound_s == float("inf") else f"It ends after {bound_s:g} s, or with Ctrl-C.", flush=True)
-    watch((broker, appliance), appliance, fleet, stop, time.monotonic() + bound_s)
+    watch(broker, appliance, stop, time.monotonic() + bound_s)
     is_complete = fleet is None or settle(fleet, appliance)
     report(appliance, with_answer=fleet is not None)
     if code := appliance.stop():
@@ -88,16 +88,14 @@ def run(running: contextlib.ExitStack, stop: threading.Event, bound_s: float, li
     return 0 if is_complete else 1
 
 
-def watch(
-    servers: tuple[Broker, Appliance], appliance: Appliance, fleet: Fleet | None, stop: threading.Event, end_s: float
-) -> None:
+def watch(broker: Broker, appliance: Appliance, stop: threading.Event, end_s: float) -> None:
     """Show the status until the time is over or somebody ends it; raises DemoError when a server has died."""
     with StatusLine() as status:
         while not stop.is_set() and time.monotonic() < end_s:
-            for server in servers:
-                server.check()
+            broker.check()
+            appliance.check()
             with contextlib.suppress(OSError):  # an answer that is late is shown the next time
-                status.show(appliance.metrics(), fleet.lines if fleet is not None else None)
+                status.show(appliance.metrics())
             stop.wait(min(REFRESH_S, max(0.0, end_s - time.monotonic())))
 
 

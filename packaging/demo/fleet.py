@@ -122,8 +122,6 @@ class Publisher:
         self.good: Counter[str] = Counter()
         """Good lines that the broker took, by table."""
         self.wrong = 0
-        self.lines = 0
-        """Lines published."""
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=f"fleet-{site}", protocol=MQTTProtocolVersion.MQTTv5
         )
@@ -158,7 +156,6 @@ class Publisher:
                 message = self._devices[turn % len(self._devices)].message()
                 turn += 1
                 due -= message.good
-                self.lines += message.good + message.wrong
                 self._pending.append((self._client.publish(message.topic, message.payload, qos=1), message))
             due = min(due, self._lines_per_s)
 
@@ -175,11 +172,6 @@ class Fleet:
 
     def __init__(self, port: int, lines_per_s: float) -> None:
         self._publishers = [Publisher(site, port, lines_per_s / len(SITES)) for site in SITES]
-
-    @property
-    def lines(self) -> int:
-        """Lines published so far, wrong ones included."""
-        return sum(publisher.lines for publisher in self._publishers)
 
     @property
     def good(self) -> Counter[str]:

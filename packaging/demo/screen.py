@@ -39,29 +39,27 @@ class StatusLine:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, metrics: dict[str, float], published: int | None) -> None:
-        """Show the state; `published` is None without a fleet."""
+    def show(self, metrics: dict[str, float]) -> None:
+        """Show the state."""
         now_s = time.monotonic()
         if self._live is not None:
-            self._live.update(Text(self._text(metrics, published, now_s)), refresh=True)
+            self._live.update(Text(self._text(metrics, now_s), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif now_s >= self._plain_due_s:
             self._plain_due_s = now_s + PLAIN_INTERVAL_S
-            print(self._text(metrics, published, now_s), flush=True)
+            print(self._text(metrics, now_s), flush=True)
 
-    def _text(self, metrics: dict[str, float], published: int | None, now_s: float) -> str:
+    def _text(self, metrics: dict[str, float], now_s: float) -> str:
         lines = metrics["lines_total"]
         then_s, before = self._last or (now_s, lines)
         rate = (lines - before) / (now_s - then_s) if now_s > then_s else 0.0
         self._last = (now_s, lines)
         parts = [
-            f"{rate:7,.0f} lines/s",
-            f"{lines:,.0f} lines durable",
-            f"{metrics['acked_total']:,.0f} messages acked",
+            f"{rate:,.0f} lines/s",
+            f"{lines:,.0f} durable",
+            f"{metrics['acked_total']:,.0f} acked",
             f"buffer {size_text(metrics['buffer_bytes'])}",
             f"WAL {size_text(metrics['wal_bytes'])}",
             f"{metrics.get('parts', 0):.0f} parts",
             f"{metrics.get('rejected_lines_total', 0):.0f} rejects",
         ]
-        if published is not None:
-            parts.insert(0, f"{published:,} published")
         return " · ".join(parts)
