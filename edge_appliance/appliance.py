@@ -106,7 +106,8 @@ class Appliance:
         config, paths, metrics, health = self._config, self._paths, self.metrics, self.health
         state = self._catalog.state
         schema = load_schema(state.definitions)
-        self._buffer = Buffer(schema, state.parts, config.memory.buffer_limit_bytes)
+        databases = {route.database for route in config.mqtt.routes}
+        self._buffer = Buffer(schema, state.parts, config.memory.buffer_limit_bytes, databases)
         self._appender = Appender(schema)
         self._wal = Wal(
             paths.wal,

@@ -42,9 +42,13 @@ class State:
 class Buffer:
     """Owner of the current state and of the definitions that readers see."""
 
-    def __init__(self, schema: Schema, parts: Iterable[Part], limit_bytes: int) -> None:
+    def __init__(
+        self, schema: Schema, parts: Iterable[Part], limit_bytes: int, databases: Collection[str] = ()
+    ) -> None:
         self.schema = schema
         self.limit_bytes = limit_bytes
+        self._configured = frozenset(databases)
+        """Databases that exist before their first row."""
         self._was_full = False
         self._changed = threading.Condition()
         self._state = State(Segment(0, 0, 0.0), (), _grouped({}, parts))
@@ -146,9 +150,9 @@ class Buffer:
             return views
 
     def databases(self) -> list[str]:
-        """Names of all databases that hold a table."""
+        """Names of all databases that hold a table or are configured, sorted."""
         with self._changed:
-            return self.schema.databases()
+            return sorted(self._configured.union(self.schema.databases()))
 
     def table_names(self, database: str) -> list[str]:
         """Names of the tables of `database`."""

@@ -117,6 +117,13 @@ def test_view_of_unknown_names_is_empty():
     assert harness.buffer.columns("edge", "nope") is None
 
 
+def test_configured_database_exists_before_its_first_row():
+    """A fresh appliance answers for the databases of its routes instead of denying them."""
+    buffer = Buffer(Schema(), [], 2**20, {"edge"})
+    assert buffer.databases() == ["edge"]
+    assert buffer.view("edge") == {}
+
+
 def test_full_buffer_has_room_again_only_well_below_its_limit():
     """At the limit intake stops, and it does not flap at the edge."""
     harness = Harness(limit_bytes=10_000)

@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 
 ALL_TIME: Final = Interval(MIN_NS, MAX_NS)
-NO_TIME: Final = Interval(1, 0)
+NO_TIME: Final = Interval(MAX_NS, MIN_NS)
 
 
 def coarsen(intervals: Iterable[Interval], limit: int | None = None) -> tuple[Interval, ...]:

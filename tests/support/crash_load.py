@@ -127,7 +127,7 @@ class HttpWriter:
         self.books.sent.update(numbers)
         time.sleep(self._pause_s)
         try:
-            self._appliance.write(payload, timeout_s=20)
+            self._appliance.write(payload, timeout_s=8)
         except RefusedError as error:
             assert error.status == 503, f"a good body was refused: {error}"
             return False
