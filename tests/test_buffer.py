@@ -49,7 +49,9 @@ def test_view_shows_published_rows_only():
     """What was appended and not published is in no view."""
     harness = Harness()
     harness.write(b"p v=1 1")
-    harness.appender.append_group(harness.buffer.state.open, [Delivery(ORIGIN, b"p v=2 2\nq v=1 1", ARRIVAL_NS)], [None])
+    harness.appender.append_group(
+        harness.buffer.state.open, [Delivery(ORIGIN, b"p v=2 2\nq v=1 1", ARRIVAL_NS)], [None]
+    )
     assert count(harness.buffer.view("edge"), "p") == 1
     assert harness.buffer.table_names("edge") == ["p"]
     harness.buffer.publish()

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from core_harness import DEADLINE_S, Core
@@ -11,7 +12,6 @@ from core_harness import DEADLINE_S, Core
 from edge_appliance import durable
 from edge_appliance.core.delivery import LineError, Reason
 from edge_appliance.dead_letters import read_dead_letters
-
 
 THREADS: list[tuple[Core, threading.Thread]] = []
 
@@ -49,7 +49,7 @@ class FailingSync:
         monkeypatch.setattr(durable.os, "fdatasync", self)
 
     def __call__(self, fd: int) -> None:
-        path = os.readlink(f"/proc/self/fd/{fd}")
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
         self.calls.append(path)
         if self.failures:
             self.failures -= 1
@@ -168,7 +168,7 @@ def test_only_a_true_redelivery_is_left_out(core, payload, packet_id, is_dup):
 
 
 def test_failed_sync_is_never_repeated_on_that_file_and_loses_nothing(core, monkeypatch):
-    """The group goes to a new file under its own sequence, is acknowledged once it is durable there, and replays once."""
+    """The group goes to a new file under its own sequence, is acknowledged when durable there, and replays once."""
     core.write(b"p,a=1 v=1 1")
     first = core.wal.segment_id
     sync = FailingSync(monkeypatch, 1)
@@ -191,7 +191,7 @@ def test_failed_write_of_a_full_disk_goes_the_same_way(core, monkeypatch):
     real, failures = os.pwrite, [1]
 
     def short(fd, data, offset):
-        if failures and ".wal" in os.readlink(f"/proc/self/fd/{fd}"):
+        if failures and ".wal" in str(Path(f"/proc/self/fd/{fd}").readlink()):
             failures.pop()
             real(fd, data[:100], offset)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -294,7 +294,9 @@ def test_full_buffer_holds_until_a_persist_frees_it(make_core, monkeypatch):
     core = make_core(persists=True, buffer_limit_bytes=100_000)
     thread = run(core)
     for n in range(60):
-        core.inbox.put([core.delivery(b"\n".join(b"p v=%d %d" % (i, n * 1000 + i) for i in range(300)), packet_id=n + 1)])
+        core.inbox.put(
+            [core.delivery(b"\n".join(b"p v=%d %d" % (i, n * 1000 + i) for i in range(300)), packet_id=n + 1)]
+        )
         wait_until(lambda n=n: len(core.acked) > n)
     core.ingest.stop()
     thread.join(DEADLINE_S)

@@ -8,8 +8,11 @@ from core_harness import DEADLINE_S, Core, rows_of
 
 from edge_appliance.core.parts import part_name
 from edge_appliance.core.wal_frame import BLOCK_BYTES
+from edge_appliance.persist import _Job
 from edge_appliance.reconcile import open_catalog
+from edge_appliance.recovery import Replay
 from edge_appliance.store import DirectoryStore
+from edge_appliance.wal_file import open_file
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def cut(core: Core) -> None:
 
 def test_everything_committed_is_back(core):
     """All rows, with their times, types and definitions, after a kill."""
-    core.write(b"p,a=1 v=1.5,s=\"x\ny\" 1", b"q v=7i")
+    core.write(b'p,a=1 v=1.5,s="x\ny" 1', b"q v=7i")
     cut(core)
     core.write(b"p,a=1 v=2 2,bad\np,b=\xc3\xb6 u=18446744073709551615u 3")
     rows, definitions = core.rows(), core.schema.definitions()
@@ -122,8 +125,7 @@ def test_crash_before_commit_keeps_the_rows_in_the_log(core):
     cut(core)
     (segment,) = core.sealed
     rows = core.rows()
-    from edge_appliance.persist import _Job  # the steps before the commit, as a kill would leave them
-
+    # The steps before the commit, as a kill would leave them.
     job = _Job(segment, 0.0, {("edge", "p"): segment.row_sets()[0]})
     assert core.persister._write_all(job) == ""
     core.persister._publish(job)
@@ -224,9 +226,6 @@ def test_stop_request_ends_the_replay(core):
     core.write(b"p v=1 1")
     core.abandon()
     before = {path: path.read_bytes() for path in wal_paths(core)}
-    from edge_appliance.recovery import Replay
-
-    again = Core.__new__(Core)
     fresh = Core(core.root.parent / "other")
     replay = Replay(
         fresh.wal,
@@ -239,16 +238,13 @@ def test_stop_request_ends_the_replay(core):
         persist=lambda segment: None,
         is_stopping=lambda: True,
     )
-    del again
-    from edge_appliance.wal_file import open_file
-
     assert replay.run([open_file(path) for path in before]) is None
     assert {path: path.read_bytes() for path in before} == before
     fresh.abandon()
 
 
 def test_lost_catalog_is_made_anew_from_the_parts(core):
-    """Without its catalog the appliance finds its parts again, deletes none, and says that the history may have gaps."""
+    """Without its catalog the appliance finds its parts, deletes none, and says that the history may have gaps."""
     core = core.restart(persists=True)
     core.write(b"p v=1 1")
     cut(core)

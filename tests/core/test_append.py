@@ -291,7 +291,7 @@ def test_replay_gives_the_same_rows_under_other_limits():
     """Replay decides nothing: limits, borders and kinds of today do not matter for what was accepted."""
     harness = Harness()
     origin = harness.origin(tags=[("dev", "x")], precision="auto", min_time_ns=0, max_future_ns=10**18)
-    harness.write(b"p n=5", b"p n=6i 1700000000\np bad\nq,a=\\,b s=\"x\ny\"", origin=origin)
+    harness.write(b"p n=5", b'p n=6i 1700000000\np bad\nq,a=\\,b s="x\ny"', origin=origin)
     harness.write(b"p n=7i,m=t 1700000000001", origin=origin)
     segment, schema, mismatches = replay(harness.records)
     assert mismatches == []
@@ -305,7 +305,9 @@ def test_replay_leaves_out_what_a_part_covers():
     harness.write(b"p v=1 1\np v=2 %d\nq v=3 1" % DAY_NS)
     appender, segment = Appender(Schema()), Segment(1, 1, 0.0)
     done = appender.append_logged(
-        segment, decode_group(harness.records[0]), lambda database, table, day: (database, table, day) == ("edge", "p", 0)
+        segment,
+        decode_group(harness.records[0]),
+        lambda database, table, day: (database, table, day) == ("edge", "p", 0),
     )
     appender.schema.commit()
     segment.publish(segment.freeze_large_tails())

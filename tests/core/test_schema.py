@@ -59,9 +59,7 @@ def test_added_since_groups_columns_by_table():
 def test_define_names_columns_that_clash():
     """A stored definition never changes the kind of a known column."""
     schema = load_schema([TableDefinition("edge", "pump", (ColumnDefinition("rpm", Kind.FLOAT),))])
-    definition = TableDefinition(
-        "edge", "pump", (ColumnDefinition("rpm", Kind.INT), ColumnDefinition("x", Kind.INT))
-    )
+    definition = TableDefinition("edge", "pump", (ColumnDefinition("rpm", Kind.INT), ColumnDefinition("x", Kind.INT)))
     assert schema.define(definition) == ["rpm"]
     schema.commit()
     assert schema.columns("edge", "pump") == (ColumnDefinition("rpm", Kind.FLOAT), ColumnDefinition("x", Kind.INT))

@@ -100,18 +100,20 @@ def test_segment_becomes_parquet_that_others_can_read(broker, tmp_path):
     """A cut segment is one sorted file a table and date, under its Hive path, with the whole time in two columns."""
     with appliance_for(broker, tmp_path / "a", QUICK).start() as appliance:
         lines = [f"press,site=s{n % 2} temp={n}.5,n={n}i {1_700_000_000_000_000_000 + n * 1001}" for n in (3, 1, 2, 0)]
-        appliance.write("\n".join([*lines, "press temp=1 1699999999999999999", "press temp=1 1700006400000000000"]).encode())
+        appliance.write(
+            "\n".join([*lines, "press temp=1 1699999999999999999", "press temp=1 1700006400000000000"]).encode()
+        )
         wait_until(lambda: appliance.metrics().get('parts{state="stored"}') == 2, "both dates are stored", 20)
         files = sorted((appliance.data_dir / "store").rglob("*.parquet"))
         assert [path.parent.name for path in files] == ["date=2023-11-14", "date=2023-11-15"]
-        assert [path.parent.parent.relative_to(appliance.data_dir / "store").as_posix() for path in files] == ["edge/press"] * 2
+        assert [path.parent.parent.relative_to(appliance.data_dir / "store").as_posix() for path in files] == [
+            "edge/press"
+        ] * 2
         table = pq.ParquetFile(files[0]).read()
         assert table.schema.field("time").type == pa.timestamp("us", tz="UTC")
         exact = [
             us * 1000 + rest
-            for us, rest in zip(
-                table["time"].cast(pa.int64()).to_pylist(), table["time_ns"].to_pylist(), strict=True
-            )
+            for us, rest in zip(table["time"].cast(pa.int64()).to_pylist(), table["time_ns"].to_pylist(), strict=True)
         ]
         keys = list(zip(table["site"].to_pylist(), exact, strict=True))
         assert keys == sorted(keys, key=lambda key: (key[0] or "", key[1]))
