@@ -19,7 +19,6 @@ from edge_appliance.buffer import Buffer
 from edge_appliance.config import Config, describe
 from edge_appliance.core.append import Appender
 from edge_appliance.core.delivery import ArrivalClock
-from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DeadLetters
@@ -274,7 +273,7 @@ class Appliance:
         else:
             log = NoWal(segment_id, first_sequence)
             self.health.degrade("wal_off", "wal.enabled = false: rows in memory are lost in a crash")
-        self._ingest.begin(log, RecentDeliveries(replayed.keys.values()))
+        self._ingest.begin(log, replayed.recent)
 
     # Supervision
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_appliance import durable
-from edge_appliance.core.catalog_state import CatalogState, Change, TableKey, apply, part_identity
-from edge_appliance.core.delivery import Kind, TableDefinition
+from edge_appliance.core.catalog_state import CatalogState, Change, LoggedDelivery, TableKey, apply, part_identity
+from edge_appliance.core.delivery import DeliveryKey, Kind, TableDefinition
 from edge_appliance.core.parts import Part
 from edge_appliance.errors import CatalogError, DiskError, NewerFormatError
 
@@ -49,6 +49,7 @@ CREATE TABLE parts (
 ) WITHOUT ROWID;
 CREATE TABLE persisted_segments (id INTEGER PRIMARY KEY);
 CREATE TABLE filters (position INTEGER PRIMARY KEY, filter TEXT);
+CREATE TABLE deliveries (packet_id INTEGER PRIMARY KEY, digest BLOB, rank INTEGER);
 """
 _PART_COLUMNS: Final = 14
 
@@ -92,10 +93,11 @@ class Catalog:
         max_sequence: int,
         definitions: Sequence[TableDefinition],
         parts: Sequence[Part],
+        keys: Sequence[DeliveryKey] = (),
     ) -> Future[int]:
         """List `parts` and mark the segment persisted, in one transaction: the only commit point of a persist."""
         return self._submit(
-            Change(definitions=definitions, parts=parts, persisted=(segment_id,), sequence=max_sequence)
+            Change(definitions=definitions, parts=parts, persisted=(segment_id,), sequence=max_sequence, keys=keys)
         )
 
     def forget_segment(self, segment_id: int) -> Future[int]:
@@ -240,7 +242,8 @@ def write_catalog(path: Path, state: CatalogState) -> None:
         # Nobody looks at the file before it is complete and synced.
         connection.execute("PRAGMA journal_mode = OFF")
         connection.executescript(_SCHEMA)
-        everything = Change(state.definitions, state.parts, state.persisted_segments, filters=state.filters)
+        keys = [logged.key for logged in state.logged.values()]
+        everything = Change(state.definitions, state.parts, state.persisted_segments, filters=state.filters, keys=keys)
         with closing(_Transaction(connection)) as transaction:
             _write_change(connection, CatalogState("", ""), state, everything)
             transaction.commit()
@@ -316,6 +319,11 @@ def _write_change(connection: sqlite3.Connection, before: CatalogState, after: C
     if change.filters is not None:
         connection.execute("DELETE FROM filters")
         connection.executemany("INSERT INTO filters VALUES (?, ?)", list(enumerate(change.filters)))
+    logged = [after.logged[packet_id] for packet_id in {key.packet_id for key in change.keys}]
+    connection.executemany(
+        "INSERT OR REPLACE INTO deliveries VALUES (?, ?, ?)",
+        [(key.packet_id, key.digest, rank) for key, rank in logged],
+    )
     facts = (
         ("node", after.node),
         ("incarnation", after.incarnation),
@@ -370,6 +378,10 @@ def _read_state(connection: sqlite3.Connection) -> CatalogState:
         tuple(filter_ for (filter_,) in connection.execute("SELECT filter FROM filters ORDER BY position")),
         _integer(facts["max_segment_id"]),
         _integer(facts["max_sequence"]),
+        {
+            packet_id: LoggedDelivery(DeliveryKey(packet_id, digest), rank)
+            for packet_id, digest, rank in connection.execute("SELECT packet_id, digest, rank FROM deliveries")
+        },
     )
 
 

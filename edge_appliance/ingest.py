@@ -187,9 +187,11 @@ class Ingest:
                 return
             appended = durable
         self._buffer.publish()
+        deliveries = self._buffer.state.open.deliveries
         for key in keys:
             if key is not None:
                 self._recent.add(key)
+                deliveries.add(key)
         self._count(group, appended)
         results = [
             (delivery.on_done, result)

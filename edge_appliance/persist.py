@@ -34,7 +34,7 @@ from edge_appliance import durable
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.catalog_state import TableKey
 from edge_appliance.core.columns import RowSet
-from edge_appliance.core.delivery import TableDefinition
+from edge_appliance.core.delivery import DeliveryKey, TableDefinition
 from edge_appliance.core.line_text import row_lines
 from edge_appliance.core.merge import SLICE_BYTES, sort_and_merge
 from edge_appliance.core.parts import Part, encode_name, part_name
@@ -63,6 +63,10 @@ class SealedSegment(Protocol):
 
     def definitions(self) -> list[TableDefinition]:
         """Definitions of those tables."""
+        ...
+
+    def delivery_keys(self) -> list[DeliveryKey]:
+        """Keys of the QoS 1 deliveries that brought them."""
         ...
 
 
@@ -325,7 +329,9 @@ class Persister:
 
     def _commit(self, job: _Job) -> None:
         segment, parts = job.segment, job.parts
-        self._catalog.commit_persist(segment.id, segment.rank, segment.definitions(), parts).result()
+        self._catalog.commit_persist(
+            segment.id, segment.rank, segment.definitions(), parts, segment.delivery_keys()
+        ).result()
         self._buffer.persisted(segment.id, parts)
         with self._changed:
             self._pending.discard(segment.id)

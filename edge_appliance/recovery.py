@@ -18,8 +18,8 @@ from edge_appliance import durable
 from edge_appliance.buffer import Buffer
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.append import Appender, IsCovered
-from edge_appliance.core.delivery import DeliveryKey
 from edge_appliance.core.parts import cover_intervals
+from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_frame import KNOWN_TYPES, FileHeader, Frame, FrameType
 from edge_appliance.core.wal_record import GroupRecord, decode_group
@@ -41,8 +41,8 @@ _EPOCH_ORDINAL: Final = 719_163
 class Replayed:
     """What the log held, for whoever goes on from there."""
 
-    keys: dict[int, DeliveryKey] = field(default_factory=dict)
-    """Last logged QoS 1 delivery of each packet id."""
+    recent: RecentDeliveries
+    """The last logged QoS 1 deliveries."""
     last_arrival_ns: int = 0
     last_segment_id: int = 0
     last_sequence: int = 0
@@ -82,7 +82,8 @@ class Replay:
         self._is_stopping = is_stopping
         self._started_s = time.monotonic()
         self._progress = ReplayProgress()
-        self._done = Replayed()
+        persisted = sorted(catalog.state.logged.values(), key=lambda logged: logged.rank)
+        self._done = Replayed(RecentDeliveries(logged.key for logged in persisted))
         self._passed_bytes = 0
         """Bytes of the files before the one in work."""
         self._intervals = cover_intervals(buffer.parts())
@@ -167,18 +168,19 @@ class Replay:
         frozen = segment.freeze_large_tails()
         self._appender.schema.commit()
         segment.publish(frozen)
-        self._remember(record)
+        self._remember(segment, record)
         self._done.lines += result.lines
         for mismatch in result.mismatches:
             _log.warning("%s at byte %d: %s", file.path, frame.offset, mismatch)
         return len(result.mismatches)
 
-    def _remember(self, record: GroupRecord) -> None:
+    def _remember(self, segment: Segment, record: GroupRecord) -> None:
         done = self._done
         for entry in record.entries:
             done.last_arrival_ns = max(done.last_arrival_ns, entry.arrival_ns)
             if entry.key is not None:
-                done.keys[entry.key.packet_id] = entry.key
+                done.recent.add(entry.key)
+                segment.deliveries.add(entry.key)
 
     def _cover(self, rank: int | None) -> IsCovered | None:
         """Which rows of a segment of this rank are in a listed part; None when none are, as nearly always."""

@@ -16,7 +16,7 @@ from edge_appliance import catalog as catalog_module
 from edge_appliance import durable
 from edge_appliance.catalog import COPY_PERIOD_S, Catalog, copy_path, read_catalog, write_catalog
 from edge_appliance.core.catalog_state import CatalogState
-from edge_appliance.core.delivery import ColumnDefinition, Kind, TableDefinition
+from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition
 from edge_appliance.core.parts import Part
 from edge_appliance.errors import CatalogError, DiskError, NewerFormatError
 
@@ -320,3 +320,17 @@ def test_names_may_be_anything(tmp_path: Path) -> None:
     done(catalog.define([odd]))
     catalog.close()
     assert read_catalog(tmp_path / "catalog.db").definitions == [odd]
+
+
+def test_later_delivery_of_a_packet_id_wins_whatever_the_order_of_commits(tmp_path):
+    """Segments may be persisted out of order: the key of the higher rank stays, also over a restart."""
+    path = tmp_path / "catalog.db"
+    catalog = Catalog.open(path, node="n")
+    catalog.commit_persist(2, 20, [], [], [DeliveryKey(5, b"new"), DeliveryKey(6, b"x")]).result()
+    catalog.commit_persist(1, 10, [], [], [DeliveryKey(5, b"old")]).result()
+    expected = {5: (DeliveryKey(5, b"new"), 20), 6: (DeliveryKey(6, b"x"), 20)}
+    assert catalog.state.logged == expected
+    catalog.close()
+    again = Catalog.open(path, node="n")
+    assert again.state.logged == expected
+    again.close()

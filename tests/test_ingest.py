@@ -155,6 +155,19 @@ def test_redelivery_is_known_after_a_restart(core):
     again.abandon()
 
 
+def test_redelivery_is_known_after_the_log_file_has_gone(make_core, tmp_path):
+    """A persisted segment's file takes its keys to the catalog: cut, persist and two restarts double nothing."""
+    core = make_core(persists=True)
+    core.commit(core.delivery(b"p v=1", packet_id=5))
+    core.ingest._cut()
+    assert core.persister.drain(DEADLINE_S)
+    again = core.restart().restart()
+    again.commit(again.delivery(b"p v=1", packet_id=5, is_dup=True))
+    assert again.rows() == []
+    assert again.acked == [5]
+    again.abandon()
+
+
 @pytest.mark.parametrize(
     ("payload", "packet_id", "is_dup"),
     [(b"p v=2", 5, True), (b"p v=1", 6, True), (b"p v=1", 5, False)],

@@ -17,7 +17,7 @@ import pytest
 from edge_appliance import durable, persist
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.columns import Chunk, RowSet, SeriesTags
-from edge_appliance.core.delivery import ColumnDefinition, Kind, TableDefinition
+from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition
 from edge_appliance.core.line_protocol import Context, parse
 from edge_appliance.core.line_text import row_lines
 from edge_appliance.core.parts import Part, cover_intervals, part_name
@@ -63,6 +63,10 @@ class FakeSegment:
     def definitions(self) -> list[TableDefinition]:
         """Their columns."""
         return [TableDefinition(row_set.database, row_set.table, row_set.columns) for row_set in self._row_sets]
+
+    def delivery_keys(self) -> list[DeliveryKey]:
+        """One delivery."""
+        return [DeliveryKey(self.id, bytes(16))]
 
 
 class World:

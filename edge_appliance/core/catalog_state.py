@@ -8,14 +8,22 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from edge_appliance.core.delivery import ColumnDefinition, Kind, TableDefinition
+from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition
 from edge_appliance.core.parts import Part
 
 TableKey = tuple[str, str]
 """Database and table."""
 PartKey = tuple[str, str, dt.date, str, str, int, int, int]
 """What makes a part itself: all but its size, its rows and where it lies."""
+
+
+class LoggedDelivery(NamedTuple):
+    """Key of a delivery whose rows are in parts, and the rank of the set it was in: the highest one counts."""
+
+    key: DeliveryKey
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ class CatalogState:
     """Topic filters of the last subscription."""
     max_segment_id: int = 0
     max_sequence: int = 0
+    logged: Mapping[int, LoggedDelivery] = field(default_factory=dict)
+    """Last persisted QoS 1 delivery of each packet id: a log file takes its keys along when it goes."""
 
     @property
     def definitions(self) -> list[TableDefinition]:
@@ -63,6 +73,8 @@ class Change:
     segment_id: int = 0
     """A number that was given out; 0 says nothing."""
     sequence: int = 0
+    keys: Collection[DeliveryKey] = ()
+    """Of the deliveries in the persisted segment, whose rank is `sequence`."""
 
 
 def part_identity(part: Part) -> PartKey:
@@ -94,7 +106,19 @@ def apply(state: CatalogState, change: Change) -> CatalogState:
         filters=state.filters if change.filters is None else change.filters,
         max_segment_id=max(state.max_segment_id, change.segment_id, *change.persisted),
         max_sequence=max(state.max_sequence, change.sequence, *(part.rank_hi for part in change.parts)),
+        logged={**state.logged, **newer_deliveries(state, change)},
     )
+
+
+def newer_deliveries(state: CatalogState, change: Change) -> dict[int, LoggedDelivery]:
+    """Deliveries of `change` by packet id, without those that `state` knows a later one for."""
+    offered = (LoggedDelivery(key, change.sequence) for key in change.keys)
+    known = state.logged
+    return {
+        logged.key.packet_id: logged
+        for logged in offered
+        if (other := known.get(logged.key.packet_id)) is None or other.rank <= logged.rank
+    }
 
 
 def with_definitions(

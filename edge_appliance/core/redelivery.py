@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Final
 
 from edge_appliance.core.delivery import Delivery, DeliveryKey
 
+MAX_KEYS: Final = 8_192
+"""Keys that are remembered: twice the default window of messages that a broker may have on the way to us."""
+
 
 class RecentDeliveries:
-    """Keys of the last logged QoS 1 deliveries, by packet id: ids have 16 bits, so this is bounded."""
+    """Keys of the last logged QoS 1 deliveries, by packet id; beyond the limit the oldest are forgotten."""
 
-    def __init__(self, keys: Iterable[DeliveryKey] = ()) -> None:
-        self._digests = {key.packet_id: key.digest for key in keys}
+    def __init__(self, keys: Iterable[DeliveryKey] = (), limit: int = MAX_KEYS) -> None:
+        self._limit = limit
+        self._digests: dict[int, bytes] = {}
+        for key in keys:
+            self.add(key)
 
     def has(self, key: DeliveryKey) -> bool:
         """Whether the last logged delivery of this packet id had the same topic and payload."""
         return self._digests.get(key.packet_id) == key.digest
 
     def add(self, key: DeliveryKey) -> None:
-        """Remember a logged delivery."""
-        self._digests[key.packet_id] = key.digest
+        """Remember a logged delivery as the latest one."""
+        digests = self._digests
+        digests.pop(key.packet_id, None)
+        digests[key.packet_id] = key.digest
+        if len(digests) > self._limit:
+            del digests[next(iter(digests))]
+
+    def keys(self) -> list[DeliveryKey]:
+        """All remembered keys, the latest last."""
+        return [DeliveryKey(packet_id, digest) for packet_id, digest in self._digests.items()]
 
 
 def delivery_key(delivery: Delivery) -> DeliveryKey | None:

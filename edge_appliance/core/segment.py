@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_appliance.core.columns import OPEN_RANK, Chunk, RowSet, SeriesTags, Tail
-from edge_appliance.core.delivery import TableDefinition, Tags
+from edge_appliance.core.delivery import DeliveryKey, TableDefinition, Tags
 from edge_appliance.core.line_protocol import Context, Head
+from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.schema import TableSchema
 
 FREEZE_ROWS: Final = 4_096
@@ -105,6 +106,8 @@ class Segment:
         """Parser contexts by origin, made by the appender."""
         self.touched: dict[TableBuffer, None] = {}
         """Buffers that got rows beyond their mark, in order."""
+        self.deliveries = RecentDeliveries()
+        """The last QoS 1 deliveries in it: whoever drops its log file must keep their keys."""
         self.series_bytes = 0
         self._size_bytes = 0
         self._undo: list[tuple[dict[Any, Any], Any, list[Tags] | None]] = []
@@ -214,6 +217,10 @@ class Segment:
         """All tables with visible rows."""
         sets = (buffer.row_set(self.rank) for buffer in self.tables.values())
         return [row_set for row_set in sets if row_set is not None]
+
+    def delivery_keys(self) -> list[DeliveryKey]:
+        """Keys of the last QoS 1 deliveries that brought its rows, the latest last."""
+        return self.deliveries.keys()
 
     def definitions(self) -> list[TableDefinition]:
         """Visible definitions of all tables that have rows here."""

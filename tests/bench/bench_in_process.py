@@ -76,6 +76,7 @@ def persist(bench: Bench) -> None:
     (row_set,) = segment.row_sets()
     slices = list(sort_and_merge(row_set))
     rows = sum(slice_.table.num_rows for slice_ in slices)
+    assert rows == count, "each line has a key of its own"
 
     def write_bare() -> None:
         for number, slice_ in enumerate(slices):

@@ -9,7 +9,6 @@ from edge_appliance.buffer import Buffer
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.append import Appender
 from edge_appliance.core.delivery import Delivery, DeliveryResult, Kind, Origin
-from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DeadLetters
 from edge_appliance.health import Health
@@ -116,7 +115,7 @@ class Core:
         state = self.catalog.state
         segment_id = max(state.max_segment_id, replayed.last_segment_id, self.wal.last_segment_id) + 1
         self.wal.start(segment_id, max(state.max_sequence, replayed.last_sequence) + 1, state.generation)
-        self.ingest.begin(self.wal, RecentDeliveries(replayed.keys.values()))
+        self.ingest.begin(self.wal, replayed.recent)
         self.arrival_ns = max(self.arrival_ns, replayed.last_arrival_ns)
         return replayed
 
