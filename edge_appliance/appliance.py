@@ -56,6 +56,8 @@ STATION_LIMIT_S: Final = 60.0
 GROUP_END_S: Final = 15.0
 """How long a stop waits for the group in work."""
 DEAD_LETTER_BYTES: Final = 16 * 2**20
+QUERY_GRACE_S: Final = 5.0
+"""Beyond its own time limit, how long a query is waited for."""
 MEMORY_DRAIN_S: Final = 30.0
 """How long a stop without a log waits for its rows to become parts."""
 
@@ -183,7 +185,9 @@ class Appliance:
                 started_ns=time.time_ns(),
                 token=None if token is None else token.reveal(),
                 status_details=lambda: describe(config),
-                limits=HttpLimits(max_body_bytes=config.http.max_body_bytes),
+                limits=HttpLimits(
+                    max_body_bytes=config.http.max_body_bytes, query_s=config.query.timeout_s + QUERY_GRACE_S
+                ),
             )
         )
         metrics.buffer_bytes.read_from(lambda: self._buffer.size_bytes)

@@ -161,8 +161,8 @@ class HttpSection(msgspec.Struct, frozen=True):
 
     listen: Annotated[tuple[str, int], Key("listen", "127.0.0.1:8181", values.host_and_port)]
     token_file: Annotated[Path | None, Key("token_file", "", _optional_path)]
-    # Compressed bodies count as inflated. A body waits in the inbox as a whole.
-    max_body_bytes: Annotated[int, Key("max_body", "16MiB", values.size("1KiB", "1GiB"))]
+    # Compressed bodies count as inflated. A body waits in the inbox as a whole, and is one log record.
+    max_body_bytes: Annotated[int, Key("max_body", "16MiB", values.size("1KiB", "32MiB"))]
     token: Secret | None
 
     @property

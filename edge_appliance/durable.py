@@ -1,4 +1,4 @@
-"""The words of durability: sync, publish, link, remove, lock. The only module that calls fsync and fdatasync.
+"""The words of durability: write, sync, publish, link, remove, lock. The only module that calls fsync and fdatasync.
 
 Its rule: a name counts only when its directory is synced, and content only when its file is synced before that.
 Every function returns after the disk has confirmed, or raises; none of them tries a failed sync again, since the
@@ -27,6 +27,17 @@ _NO_HARD_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno
 _COMPARE_BYTES: Final = 1 << 20
 _FILE_MODE: Final = 0o640
 _UNLIMITED_INODES: Final = 2**62
+
+
+def write_at(fd: int, data: bytes, offset: int, path: str | os.PathLike[str]) -> None:
+    """Write all of `data` at `offset`, not yet durable; after a short write the rest tells why it was."""
+    view = memoryview(data)
+    with _disk("write", path):
+        while view:
+            written = os.pwrite(fd, view, offset)
+            if not written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            view, offset = view[written:], offset + written
 
 
 def sync_data(fd: int, path: str) -> None:

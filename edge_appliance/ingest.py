@@ -7,7 +7,6 @@ group, so that what it cannot store stays in the inbox, where a broker's window 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from typing import Final
 
 from edge_appliance.buffer import Buffer
 from edge_appliance.core.append import Appender, GroupAppend
-from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult, LineError
+from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult, LineError, Reason
 from edge_appliance.core.redelivery import RecentDeliveries, delivery_key
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_frame import FrameType
@@ -29,6 +28,7 @@ from edge_appliance.health import Health
 from edge_appliance.inbox import Group, Inbox
 from edge_appliance.metrics import Metrics
 from edge_appliance.no_wal import NoWal
+from edge_appliance.rejects import Rejects
 from edge_appliance.systemd import Station
 from edge_appliance.wal import Wal
 
@@ -95,7 +95,7 @@ class Ingest:
         self._inbox = inbox
         self._buffer = buffer
         self._appender = appender
-        self._dead_letters = dead_letters
+        self._rejects = Rejects(dead_letters, health, metrics)
         self._health = health
         self._metrics = metrics
         self._station = station
@@ -105,6 +105,8 @@ class Ingest:
         self._stopping = threading.Event()
         self._last_sync_s = 0.0
         self._is_read_only = False
+        self._shown_sequence = 0
+        """Sequence of the last group that is visible: in modes weaker than `group` it may not be durable yet."""
         self._wal: Log
         self._recent: RecentDeliveries
 
@@ -112,6 +114,7 @@ class Ingest:
         """Take over the log after replay, and open the segment that belongs to its file."""
         self._wal = wal
         self._recent = recent
+        self._shown_sequence = wal.next_sequence - 1
         self._buffer.start(Segment(wal.segment_id, wal.first_sequence, time.monotonic()))
         self._metrics.wal_bytes.read_from(lambda: wal.total_bytes)
         self._metrics.wal_files.read_from(lambda: wal.file_count)
@@ -132,7 +135,7 @@ class Ingest:
             self._station.beat()
             now_s = time.monotonic()
             self._cut_if_due(now_s)
-            self._sync_dead_letters(now_s)
+            self._rejects.sync_if_due()
             if self._has_room():
                 group = self._inbox.take(TICK_S)
                 if group is not None:
@@ -179,14 +182,15 @@ class Ingest:
         started_s = time.monotonic()
         fresh, keys, acks = self._split(group.deliveries)
         with self._station.within(APPEND_LIMIT_S):
-            appended = self._appender.append_group(self._buffer.state.open, fresh, keys)
-        self._keep_rejects(fresh, appended)
+            appended = self._append(fresh, keys)
+        self._rejects.keep(fresh, appended.results)
         if appended.entries:
             durable = self._log_group(fresh, keys, appended)
             if durable is None:
                 return
             appended = durable
         self._buffer.publish()
+        self._shown_sequence = self._wal.next_sequence - 1
         deliveries = self._buffer.state.open.deliveries
         for key in keys:
             if key is not None:
@@ -202,20 +206,51 @@ class Ingest:
         self._metrics.commit_seconds.observe(time.monotonic() - started_s)
 
     def _split(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], list[DeliveryKey | None], list[Ack]]:
-        """Leave out what the log already holds; its ack is due all the same."""
+        """Leave out what the log or this group already holds; its ack is due all the same."""
         fresh: list[Delivery] = []
         keys: list[DeliveryKey | None] = []
         acks: list[Ack] = []
+        # Deliveries of a dead connection stay in the inbox: the redelivery may come behind them in the same group.
+        in_group: dict[int, DeliveryKey] = {}
         for delivery in deliveries:
             key = delivery_key(delivery)
             if key is not None:
                 acks.append(Ack(delivery.epoch, delivery.packet_id))
-                if delivery.is_dup and self._recent.has(key):
+                last = in_group.get(key.packet_id)
+                if delivery.is_dup and (self._recent.has(key) if last is None else last == key):
                     self._metrics.redelivered.add()
                     continue
+                in_group[key.packet_id] = key
             fresh.append(delivery)
             keys.append(key)
         return fresh, keys, acks
+
+    def _append(self, deliveries: Sequence[Delivery], keys: Sequence[DeliveryKey | None]) -> GroupAppend:
+        """Append beyond the mark. What brings out a fault of ours becomes a dead letter, and costs no other delivery.
+
+        A fault that ended the process would end it again as soon as the broker sends the same message again.
+        """
+        append, segment = self._appender.append_group, self._buffer.state.open
+        try:
+            return append(segment, deliveries, keys)
+        except MemoryError:
+            raise  # says nothing about the delivery
+        except Exception:
+            _log.exception("a group cannot be appended; it is tried again without what causes that")
+            self._take_back()
+        for delivery, key in zip(deliveries, keys, strict=True):
+            try:
+                append(segment, [delivery], [key])
+            except Exception as error:  # any fault: the traceback is in the journal, the bytes are kept
+                text = f"{type(error).__name__}: {error}"
+                delivery.reject = LineError(0, 0, Reason.INTERNAL_ERROR, text, delivery.payload)
+            self._take_back()
+        return append(segment, deliveries, keys)
+
+    def _take_back(self) -> None:
+        """Drop rows and definitions beyond the mark."""
+        self._buffer.state.open.rollback()
+        self._appender.schema.rollback()
 
     def _log_group(
         self, deliveries: list[Delivery], keys: list[DeliveryKey | None], appended: GroupAppend
@@ -237,7 +272,7 @@ class Ingest:
                 if not self._replace_log(attempt):
                     return None
                 attempt += 1
-                appended = self._appender.append_group(self._buffer.state.open, deliveries, keys)
+                appended = self._append(deliveries, keys)
             else:
                 self._health.release("log")
                 return appended
@@ -260,7 +295,8 @@ class Ingest:
         except DiskError as error:
             self._metrics.wal_failures.add()
             _log.error("%s; the log goes on in a new file", error)
-            self._replace_log(0)
+            if self._replace_log(0):
+                self._health.release("log")
 
     def _sync(self) -> None:
         with self._station.within(FSYNC_LIMIT_S):
@@ -271,14 +307,13 @@ class Ingest:
 
     def _replace_log(self, attempt: int) -> bool:
         """Take back the rows beyond the mark and go on in a new file; False when the appliance stops first."""
-        self._buffer.state.open.rollback()
-        self._appender.schema.rollback()
+        self._take_back()
         while not self._stopping.is_set():
             self._station.beat()
             if attempt:
                 self._stopping.wait(RETRY_S[min(attempt, len(RETRY_S)) - 1])
             try:
-                self._wal.replace(self._generation())
+                self._wal.replace(self._generation(), self._shown_sequence + 1)
             except DiskError as error:
                 self._metrics.wal_failures.add()
                 self._hold_for_log(error)
@@ -320,7 +355,7 @@ class Ingest:
             self._cut()
 
     def _cut(self) -> None:
-        self._sync_dead_letters(math.inf)
+        self._rejects.sync()
         try:
             self._wal.cut(self._generation())
         except DiskError as error:
@@ -332,43 +367,6 @@ class Ingest:
         self._follow_log()
 
     # Telling
-
-    def _keep_rejects(self, deliveries: Sequence[Delivery], appended: GroupAppend) -> None:
-        """Rejected lines go to the dead letters before anything is acknowledged."""
-        for delivery, result in zip(deliveries, appended.results, strict=True):
-            if not result.errors:
-                continue
-            origin = delivery.origin
-            for error in result.errors:
-                self._metrics.rejected.add(1, error.reason)
-            self._keep_dead_letters(delivery, result.errors)
-            first = result.errors[0]
-            _log.warning(
-                "%d rejected from %s, first: line %d column %d: %s: %s",
-                len(result.errors),
-                origin.label,
-                first.line,
-                first.column,
-                first.reason,
-                first.message,
-            )
-
-    def _sync_dead_letters(self, now_s: float) -> None:
-        try:
-            self._dead_letters.sync_if_due(now_s)
-        except DiskError as error:
-            self._health.degrade("dead_letters", f"rejected lines may be lost in a power cut: {error}")
-
-    def _keep_dead_letters(self, delivery: Delivery, errors: Sequence[LineError]) -> None:
-        """A disk that refuses the dead letters costs them, counted, but never a good line of the group."""
-        origin = delivery.origin
-        try:
-            self._dead_letters.append(delivery.arrival_ns, origin.source, origin.label, errors)
-        except DiskError as error:
-            self._metrics.dead_letters_dropped.add(len(errors))
-            self._health.degrade("dead_letters", f"rejected lines are not kept: {error}")
-        else:
-            self._health.restore("dead_letters")
 
     def _count(self, group: Group, appended: GroupAppend) -> None:
         metrics = self._metrics

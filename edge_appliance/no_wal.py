@@ -40,8 +40,9 @@ class NoWal:
         self.segment_id += 1
         self.first_sequence = self.next_sequence
 
-    def replace(self, generation: int) -> None:
+    def replace(self, generation: int, first_sequence: int) -> None:
         """Go on with the next segment id; nothing here can fail, so nothing is to be replaced."""
+        del first_sequence
         self.cut(generation)
 
     def drop(self, segment_id: int) -> None:

@@ -158,6 +158,8 @@ class Persister:
     def close(self) -> None:
         """Stop: what is not committed stays in the log. Waits for the slices being written, not for retries."""
         self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
         self._segments.shutdown(cancel_futures=True)
         self._tables.shutdown(cancel_futures=True)
 
@@ -207,8 +209,7 @@ class Persister:
             if reason:
                 return reason
             self._publish(job)
-        self._commit(job)
-        return ""
+        return self._commit(job)
 
     # Write
 
@@ -327,8 +328,10 @@ class Persister:
             raise
         job.is_published = True
 
-    def _commit(self, job: _Job) -> None:
+    def _commit(self, job: _Job) -> str:
         segment, parts = job.segment, job.parts
+        if not self._is_next(segment.id):
+            return "stopping"
         self._catalog.commit_persist(
             segment.id, segment.rank, segment.definitions(), parts, segment.delivery_keys()
         ).result()
@@ -336,10 +339,22 @@ class Persister:
         with self._changed:
             self._pending.discard(segment.id)
             self._committed.add(segment.id)
+            self._changed.notify_all()
         self._on_parts(parts)
         self._metrics.persisted_rows.add(sum(part.rows for part in parts))
         self._metrics.persist_seconds.observe(time.monotonic() - job.started_s)
         count_parts(self._metrics, self._catalog.state.parts)
+        return ""
+
+    def _is_next(self, segment_id: int) -> bool:
+        """Wait until all older segments are committed; False when the persister was stopped before.
+
+        Parts must rank below all rows in memory: readers let these win. And a log file that still has rows must not
+        lie behind ranks that are given out.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop.is_set() or segment_id <= min(self._pending, default=segment_id))
+        return not self._stop.is_set()
 
     def _release(self) -> str:
         """Drop log files from the oldest on, since the header of each file seals the one before it."""

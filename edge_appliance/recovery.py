@@ -118,17 +118,22 @@ class Replay:
             return
         first_sequence = file.header.first_sequence if file.header else 0
         done.last_sequence = max(done.last_sequence, first_sequence - 1)
-        rank = self._rank(file, successor)
         segment = Segment(file.id, first_sequence, time.monotonic())
-        mismatches = self._read(file, successor, segment, self._cover(rank))
+        rank, mismatches = self._read(file, successor, segment, self._cover(file, successor))
         if mismatches:
             self._keep_file(file, mismatches)
-        self._finish(segment, done.last_sequence if rank is None else rank)
+        self._finish(segment, rank)
 
-    def _read(self, file: WalFile, successor: FileHeader | None, segment: Segment, is_covered: IsCovered | None) -> int:
-        """Append all groups of a file; returns the number of entries that gave other rows than logged."""
+    def _read(
+        self, file: WalFile, successor: FileHeader | None, segment: Segment, is_covered: IsCovered | None
+    ) -> tuple[int, int]:
+        """Append all groups of a file; returns its rank and the number of entries that gave other rows than logged.
+
+        The rank is the last sequence of the file itself: at a cut that was the one before the successor's first, but
+        a successor that a restart opened may begin higher, behind numbers that were given out to others.
+        """
         done = self._done
-        mismatches = 0
+        rank, mismatches = segment.first_sequence - 1, 0
         for found in self._wal.read(file, successor):
             if self._is_stopping():
                 raise Stopped
@@ -137,25 +142,14 @@ class Replay:
                 continue
             if found.type == FrameType.GROUP and found.sequence > done.last_sequence:
                 mismatches += self._append(file, segment, found, is_covered)
+                rank = found.sequence
             elif found.type not in KNOWN_TYPES:
                 self._metrics.wal_skipped.add()
             done.last_sequence = max(done.last_sequence, found.sequence)
             self._show(self._passed_bytes + found.offset + found.length)
         self._passed_bytes += file.size
         self._show(self._passed_bytes)
-        return mismatches
-
-    def _rank(self, file: WalFile, successor: FileHeader | None) -> int | None:
-        """The rank that the rows of a file got at the cut; None for the newest file, which was not cut.
-
-        When the file between is gone, because it was persisted first, the last record of this one tells.
-        """
-        if successor is None:
-            return None
-        if successor.previous is not None and successor.previous.segment_id == file.id:
-            return successor.first_sequence - 1
-        sequences = (found.sequence for found in self._wal.read(file, successor) if isinstance(found, Frame))
-        return max(sequences, default=successor.first_sequence - 1)
+        return rank, mismatches
 
     def _append(self, file: WalFile, segment: Segment, frame: Frame, is_covered: IsCovered | None) -> int:
         """Append one group and publish it; returns the number of entries that gave other rows than logged."""
@@ -164,15 +158,40 @@ class Replay:
         except FormatError as error:
             self._note_damage(file, Damage(frame.offset, frame.length, error.reason, frame.sequence, frame.sequence))
             return 1
+        try:
+            mismatches = self._append_record(segment, record, is_covered)
+        except Exception:  # whatever these lines bring out, it would bring it out at every start
+            _log.exception("%s at byte %d", file.path, frame.offset)
+            self._take_back(segment)
+            mismatches = self._append_each(segment, record, is_covered)
+        self._remember(segment, record)
+        for mismatch in mismatches:
+            _log.warning("%s at byte %d: %s", file.path, frame.offset, mismatch)
+        return len(mismatches)
+
+    def _append_record(self, segment: Segment, record: GroupRecord, is_covered: IsCovered | None) -> list[str]:
+        """Append and publish; returns what gave other rows than logged."""
         result = self._appender.append_logged(segment, record, is_covered)
         frozen = segment.freeze_large_tails()
         self._appender.schema.commit()
         segment.publish(frozen)
-        self._remember(segment, record)
         self._done.lines += result.lines
-        for mismatch in result.mismatches:
-            _log.warning("%s at byte %d: %s", file.path, frame.offset, mismatch)
-        return len(result.mismatches)
+        return result.mismatches
+
+    def _append_each(self, segment: Segment, record: GroupRecord, is_covered: IsCovered | None) -> list[str]:
+        """Append entry by entry, and leave out those that fail."""
+        mismatches: list[str] = []
+        for entry in record.entries:
+            try:
+                mismatches += self._append_record(segment, replace(record, entries=[entry]), is_covered)
+            except Exception as error:  # as above; the file is kept, so nothing is lost for good
+                self._take_back(segment)
+                mismatches.append(f"{len(entry.spans)} lines are left out: {type(error).__name__}: {error}")
+        return mismatches
+
+    def _take_back(self, segment: Segment) -> None:
+        segment.rollback()
+        self._appender.schema.rollback()
 
     def _remember(self, segment: Segment, record: GroupRecord) -> None:
         done = self._done
@@ -182,12 +201,21 @@ class Replay:
                 done.recent.add(entry.key)
                 segment.deliveries.add(entry.key)
 
-    def _cover(self, rank: int | None) -> IsCovered | None:
-        """Which rows of a segment of this rank are in a listed part; None when none are, as nearly always."""
+    def _cover(self, file: WalFile, successor: FileHeader | None) -> IsCovered | None:
+        """Which rows of a file are in a listed part; None when none are, as nearly always."""
+        first = file.header.first_sequence if file.header else 0
+        if all(hi < first for intervals in self._intervals.values() for _, hi in intervals):
+            return None
+        rank = 0
+        for found in self._wal.read(file, successor):
+            if self._is_stopping():
+                raise Stopped
+            if isinstance(found, Frame) and found.type == FrameType.GROUP:
+                rank = max(rank, found.sequence)
         covered = {
             (database, table, date.toordinal() - _EPOCH_ORDINAL)
             for (database, table, date), intervals in self._intervals.items()
-            if rank is not None and any(lo <= rank <= hi for lo, hi in intervals)
+            if any(lo <= rank <= hi for lo, hi in intervals)
         }
         return (lambda *row: row in covered) if covered else None
 
@@ -256,10 +284,14 @@ class Replay:
     def _keep_file(self, file: WalFile, mismatches: int) -> None:
         """Keep a file whose lines gave other rows than they did when they were accepted."""
         text = f"{file.path}: {mismatches} entries gave other rows than when they were accepted"
-        self._health.degrade("wal_mismatch", f"{text}; the file is kept in {self._quarantine}")
-        _log.error("%s; the file is kept in %s", text, self._quarantine)
-        durable.make_directory(self._quarantine)
-        durable.link_or_copy(file.path, self._quarantine / f"{file.path.name}.mismatch")
+        kept = f"the file is kept in {self._quarantine}"
+        try:
+            durable.make_directory(self._quarantine)
+            durable.link_or_copy(file.path, self._quarantine / f"{file.path.name}.mismatch")
+        except EdgeError as error:  # a full disk must not keep the appliance from starting
+            kept = f"the file is not kept: {error}"
+        self._health.degrade("wal_mismatch", f"{text}; {kept}")
+        _log.error("%s; %s", text, kept)
 
     def _forget_dropped(self, present: set[int]) -> None:
         """Segments whose file is gone need no catalog row any more."""

@@ -50,6 +50,16 @@ SCHEMA: Final = "iox"
 """Catalog and schema under which clients of InfluxDB 3 look for tables."""
 MAX_CONCURRENT: Final = 4
 """Queries at once; others wait for their turn within their timeout. They share one memory pool."""
+SPILL_FACTOR: Final = 4
+"""Disk that one query may use for what does not fit into memory, as a multiple of `query.memory_limit`."""
+
+_ENGINE_SETTINGS: Final = {
+    # Rows are filtered while a file is decoded: the ten newest of 3 M rows in half the CPU time.
+    "datafusion.execution.parquet.pushdown_filters": "true",
+    # Each footer being read takes an engine thread, which keeps memory of its own. With 32 at once, the default,
+    # thirty scans of 300 files end at 970 MiB resident; with 2 at 245 MiB, in the same time.
+    "datafusion.execution.meta_fetch_concurrency": "2",
+}
 
 _TICK_S: Final = 0.1
 """How often a waiting query looks at its deadline and at whether it was cancelled."""
@@ -165,6 +175,7 @@ class SqlEngine:
         self._slots = threading.BoundedSemaphore(max_concurrent)
         self._closed = threading.Event()
         # One pool object in the builder is the pool of every session made from it.
+        self._spill_limit_mib = max(1, SPILL_FACTOR * settings.memory_limit_bytes // 2**20)
         spill_dir = view_dir / "spill"
         spill_dir.mkdir(exist_ok=True)
         self._runtime = (
@@ -248,10 +259,14 @@ class SqlEngine:
     # Planning
 
     def _config(self) -> df.SessionConfig:
-        return df.SessionConfig().with_default_catalog_and_schema(CATALOG, SCHEMA).with_information_schema(True)
+        config = df.SessionConfig().with_default_catalog_and_schema(CATALOG, SCHEMA).with_information_schema(True)
+        for key, value in _ENGINE_SETTINGS.items():
+            config.set(key, value)
+        return config
 
     def _session(self, database: str, prepared: Mapping[str, Table]) -> tuple[df.SessionContext, _Tables]:
         session = df.SessionContext(self._config(), self._runtime)
+        session.sql(f"SET datafusion.runtime.max_temp_directory_size = '{self._spill_limit_mib}M'").collect()
         tables = _Tables(self._source, database, prepared)
         session.register_catalog_provider(CATALOG, _Database(tables))
         for name in ("database", "current_schema"):

@@ -128,9 +128,15 @@ class Wal:
             except FormatError as error:
                 self.set_aside.append(error)
                 self._quarantine.set_aside(path)
+            except DiskError as error:
+                if error.errno != errno.ENOENT:  # dropped meanwhile
+                    raise
         for path in self._listed(self._quarantine.directory):
             self._last_id = max(self._last_id, maybe_segment_id(path.name) or 0)
         self._sizes = {file.id: file.size for file in found}
+        for file in found:
+            if not file.path.exists():
+                self._sizes.pop(file.id, None)
         return found
 
     def read(self, file: WalFile, next_header: FileHeader | None) -> Iterator[Frame | Damage]:
@@ -156,8 +162,11 @@ class Wal:
         if not self._is_synced:
             return
         for file in files:
-            if file.path.exists():
+            try:
                 durable.sync_file(file.path)
+            except DiskError as error:
+                if error.errno != errno.ENOENT:  # dropped meanwhile
+                    raise
         durable.sync_directory(self._directory)
 
     # The active file
@@ -235,11 +244,11 @@ class Wal:
         self._close(active)
         self._active = successor
 
-    def replace(self, generation: int) -> None:
+    def replace(self, generation: int, first_sequence: int | None = None) -> None:
         """After a failed write or sync: go on in a new file that caps the old one at its durable length.
 
-        Records above `durable_sequence` must be appended again, and get their sequences again. Raises DiskError when
-        no new file can be made; it may be called again then.
+        Records from `first_sequence` on are appended again, under their sequences; None: all that are not durable.
+        Raises DiskError when no new file can be made; it may be called again then.
         """
         active = self._current
         if not active.is_poisoned:
@@ -249,7 +258,9 @@ class Wal:
         is_empty = not active.durable_length
         previous = active.previous if is_empty else Predecessor(active.id, active.durable_length, active.durable_crc)
         active.is_poisoned = True
-        self._active = self._create(self._last_id + 1, active.durable_sequence + 1, generation, previous)
+        if first_sequence is None:
+            first_sequence = active.durable_sequence + 1
+        self._active = self._create(self._last_id + 1, first_sequence, generation, previous)
         self._close(active)
         if is_empty:
             with suppress(DiskError):
@@ -337,7 +348,7 @@ class Wal:
         except OSError as error:
             raise DiskError("create", str(path), error) from error
         try:
-            _write_all(fd, encode_header(header), 0, path)
+            durable.write_at(fd, encode_header(header), 0, path)
             if self._is_synced:
                 durable.sync_directory(self._directory)
         except DiskError:
@@ -361,7 +372,7 @@ class Wal:
             rows=group_rows(payload) if kind is FrameType.GROUP else 0,
         )
         try:
-            _write_all(active.fd, frame, active.end, active.path)
+            durable.write_at(active.fd, frame, active.end, active.path)
         except DiskError:
             try:
                 os.ftruncate(active.fd, active.end)
@@ -384,15 +395,3 @@ class Wal:
             return []
         except OSError as error:
             raise DiskError("list", str(directory), error) from error
-
-
-def _write_all(fd: int, data: bytes, offset: int, path: Path) -> None:
-    """Write at `offset`; a short write is followed by the rest, whose error says why it was short."""
-    view = memoryview(data)
-    try:
-        while view and (written := os.pwrite(fd, view, offset)):
-            view, offset = view[written:], offset + written
-    except OSError as error:
-        raise DiskError("write", str(path), error) from error
-    if view:
-        raise DiskError("write", str(path), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

@@ -313,6 +313,23 @@ def test_every_query_shape_equals_the_oracle(world: World, seed: int) -> None:
     newest = sorted((r[time] for r in rows), reverse=True)[:10]
     assert [r[0] for r in ask("SELECT time, s FROM pump ORDER BY time DESC LIMIT 10")] == newest
 
+    for name, place in (("f", f), ("i", i), ("u", u), ("s", s)):
+        for order, is_reversed in (("ASC", False), ("DESC", True)):
+            ranked = sorted((r[place] for r in rows if r[place] is not None), reverse=is_reversed)[:3]
+            sql = f"SELECT {name}, dev FROM pump ORDER BY {name} {order} NULLS LAST LIMIT 3"
+            assert [r[0] for r in ask(sql) if r[0] is not None] == ranked
+    equal = sum(x[i] == y[i] and x[i] is not None for x in rows for y in rows if y[f] == 2.25)
+    assert ask("SELECT count(*) FROM pump a JOIN pump b ON a.i = b.i WHERE b.f = 2.25") == [(equal,)]
+    same = {r[s] for r in rows if r[b]}
+    semi = "SELECT count(*) FROM pump WHERE s IN (SELECT s FROM pump WHERE b)"
+    assert ask(semi) == [(sum(r[s] in same and r[s] is not None for r in rows),)]
+    least: dict = {}
+    for r in rows:
+        if r[f] is not None:
+            least[r[dev]] = min(least.get(r[dev], r[f]), r[f])
+    grouped = "SELECT dev, min(f) FROM pump WHERE f IS NOT NULL GROUP BY dev"
+    assert unordered(ask(grouped)) == unordered(least.items())
+
     for lo, hi in ((T0 - 2, T0 + 1001), (-2000, 0), (T0 + DAY_NS, T0 + 2 * DAY_NS), (T0 - 5, T0 - 5)):
         where = f"time >= arrow_cast({lo}, 'Timestamp(ns)') AND time <= arrow_cast({hi}, 'Timestamp(ns)')"
         assert unordered(ask(f"SELECT * FROM pump WHERE {where}")) == unordered(r for r in rows if lo <= r[time] <= hi)

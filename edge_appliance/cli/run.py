@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import signal
+import threading
 from typing import Final
 
 from edge_appliance import config, systemd
@@ -63,4 +65,10 @@ def set_up_logging() -> None:
 def start(settings: config.Config) -> int:
     """Hand over to the appliance, which imports everything it will ever need."""
     appliance = importlib.import_module("edge_appliance.appliance")
-    return int(appliance.run(settings))
+    code = int(appliance.run(settings))
+    if any(thread.daemon for thread in threading.enumerate()):
+        # A query may be in a step of the engine that nothing interrupts, a connect in the resolver. All that is ours
+        # is closed; tearing the interpreter down under such a thread would wait for it or crash.
+        logging.shutdown()
+        os._exit(code)
+    return code

@@ -102,26 +102,30 @@ class Appender:
 
     def _definitions(self, segment: Segment, known: set[tuple[str, str]], savepoint: int) -> list[TableDefinition]:
         """Whole definitions of tables at their first use in this file, else the columns this group added."""
-        first_used = [buffer.schema.definition() for key, buffer in segment.tables.items() if key not in known]
+        first_used = []
+        if len(segment.tables) != len(known):
+            first_used = [buffer.schema.definition() for key, buffer in segment.tables.items() if key not in known]
         added = [d for d in self.schema.added_since(savepoint) if (d.database, d.table) in known]
         return first_used + added
 
-    def _context(self, segment: Segment, delivery: Delivery) -> Context:
+    def _context(self, segment: Segment, delivery: Delivery) -> tuple[Context, dict[bytes, Head]]:
+        """The parser's context for a delivery, and the heads it knows."""
         origin = delivery.origin
-        context = segment.contexts.get(origin)
-        if context is None:
+        found = segment.contexts.get(origin)
+        if found is None:
             heads = segment.heads.setdefault((origin.database, origin.tags), {})
             context = Context(origin.precision, 0, origin.tags, heads, self.limits, origin.min_time_ns)
-            _keep_context(segment, origin, context)
+            found = _keep_context(segment, origin, context, heads)
+        context = found[0]
         context.arrival_ns = delivery.arrival_ns
         if origin.max_future_ns is not None:
             context.max_time_ns = None if delivery.clock_unset else delivery.arrival_ns + origin.max_future_ns
-        return context
+        return found
 
     def _append_delivery(
         self, segment: Segment, group: GroupAppend, delivery: Delivery, key: DeliveryKey | None
     ) -> None:
-        context = self._context(segment, delivery)
+        context, heads = self._context(segment, delivery)
         parsed = parse(delivery.payload, context)
         group.sanitised += parsed.sanitised
         group.non_finite += parsed.non_finite
@@ -135,15 +139,15 @@ class Appender:
             lines = []
         append_line = self._append_line
         database = delivery.origin.database
-        heads = segment.heads[database, delivery.origin.tags]
         spans: list[bytes] = []
         times = array("q")
+        collisions = 0
         for line in lines:
             error = append_line(segment, database, heads, line, undo)
             if error is None:
                 spans.append(line.span)
                 times.append(line.time_ns)
-                group.tag_collisions += line.head.collisions
+                collisions += line.head.collisions
             else:
                 errors = [*errors, error]
                 if undo is not None:
@@ -152,9 +156,12 @@ class Appender:
                     break
         if spans:
             group.lines += len(spans)
+            group.tag_collisions += collisions
             group.entries.append(_entry(delivery, key, times, spans))
-        errors_in_order = sorted(errors) if len(errors) > 1 else errors
-        group.results.append(DeliveryResult(len(spans), errors_in_order))
+        if not errors and len(spans) == 1:
+            group.results.append(_ONE_ROW)
+        else:
+            group.results.append(DeliveryResult(len(spans), sorted(errors)))
 
     def _append_line(
         self, segment: Segment, database: str, heads: dict[bytes, Head], line: Line, undo: _Undo | None
@@ -268,11 +275,12 @@ class Appender:
         self, segment: Segment, entry: LoggedEntry, is_covered: IsCovered | None, done: ReplayAppend
     ) -> None:
         context_key = (entry.database, entry.precision, entry.tags)
-        context = segment.contexts.get(context_key)
-        heads = segment.heads.setdefault((entry.database, entry.tags), {})
-        if context is None:
+        found = segment.contexts.get(context_key)
+        if found is None:
+            heads = segment.heads.setdefault((entry.database, entry.tags), {})
             context = Context(entry.precision, 0, entry.tags, heads, limits=None)
-            _keep_context(segment, context_key, context)
+            found = _keep_context(segment, context_key, context, heads)
+        context, heads = found
         context.arrival_ns = entry.arrival_ns
         parsed = parse_spans(entry.spans, context)
         lines = parsed.lines
@@ -316,10 +324,13 @@ class _Undo:
             del self._segment.touched[buffer]
 
 
-def _keep_context(segment: Segment, key: object, context: Context) -> None:
+def _keep_context(
+    segment: Segment, key: object, context: Context, heads: dict[bytes, Head]
+) -> tuple[Context, dict[bytes, Head]]:
     if len(segment.contexts) >= MAX_CONTEXTS:
         segment.contexts.clear()
-    segment.contexts[key] = context
+    segment.contexts[key] = (context, heads)
+    return context, heads
 
 
 def _append_row(buffer: TableBuffer, ref: int, time_ns: int, targets: Sequence[tuple[TailColumn, Any]]) -> None:
@@ -336,6 +347,8 @@ def _append_row(buffer: TableBuffer, ref: int, time_ns: int, targets: Sequence[t
     buffer.tail_bytes += size_bytes
 
 
+_ONE_ROW: Final = DeliveryResult(1)
+"""What nearly every message gives: one object for all of them."""
 _TOO_MANY_DATES: Final = f"one delivery may bring {MAX_DATES} dates of a table"
 
 

@@ -176,8 +176,11 @@ class Tail:
         """Drop the rows at and beyond `rows`."""
         del self.series[rows:]
         del self.time[rows:]
-        for column in self.columns.values():
+        for name, column in list(self.columns.items()):
             column.truncate(rows)
+            if not column.rows:
+                # Its definition may be taken back, too: the next value has to ask the schema again.
+                del self.columns[name]
 
     def copy(self, rows: int) -> Tail:
         """Copy the first `rows` rows; safe while the ingest thread appends behind them."""

@@ -78,6 +78,8 @@ class Reason(enum.StrEnum):
     # Of the transport, not of the line protocol:
     NO_ROUTE = "no_route"
     BAD_COMPRESSION = "bad_compression"
+    # Of ours: a fault of the program that these bytes bring out.
+    INTERNAL_ERROR = "internal_error"
 
 
 class LineError(NamedTuple):

@@ -135,6 +135,8 @@ class Context:
     """The first stated time that is accepted."""
     max_time_ns: int | None = None
     """The last stated time that is accepted."""
+    readers: dict[bool, _Reader] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What reads deliveries under this context, by whether they are replayed: made once, since most are one line."""
 
 
 def parse(payload: bytes, context: Context) -> Parsed:
@@ -147,7 +149,7 @@ def parse(payload: bytes, context: Context) -> Parsed:
     bad_at = invalid_at(text)
     if bad_at >= 0:
         return Parsed([], [_invalid_utf8(text, bad_at)], len(text) != len(payload), 0)
-    reader = _Reader(context, is_replay=False)
+    reader = _reader(context, is_replay=False)
     reader.read(split(text))
     return Parsed(reader.lines, reader.errors, len(text) != len(payload), reader.non_finite)
 
@@ -157,7 +159,7 @@ def parse_spans(spans: Sequence[bytes], context: Context) -> Parsed:
 
     A line's number is its place among the spans.
     """
-    reader = _Reader(context, is_replay=True)
+    reader = _reader(context, is_replay=True)
     if invalid_at(b"\n".join(spans)) < 0:
         reader.read(enumerate(spans, 1))
     else:
@@ -187,24 +189,37 @@ def _invalid_utf8(text: bytes, at: int) -> LineError:
     return LineError(text.count(b"\n", 0, at) + 1, at - start + 1, Reason.INVALID_UTF8, message, sample(line))
 
 
+def _reader(context: Context, *, is_replay: bool) -> _Reader:
+    reader = context.readers.get(is_replay)
+    if reader is None:
+        reader = context.readers[is_replay] = _Reader(context, is_replay=is_replay)
+    reader.begin()
+    return reader
+
+
 class _Reader:
-    """Reads the lines of one delivery, in their order."""
+    """Reads the lines of one delivery after the other, in their order."""
 
     def __init__(self, context: Context, *, is_replay: bool) -> None:
         self.context = context
         self.limits = None if is_replay else context.limits
         self.harmless_bytes = _NO_LIMIT if self.limits is None else self.limits.harmless_line_bytes
         self.is_replay = is_replay
-        self.first_ns = INT64_MIN
-        self.last_ns = INT64_MAX
-        if not is_replay:
-            self.first_ns = INT64_MIN if context.min_time_ns is None else max(INT64_MIN, context.min_time_ns)
-            self.last_ns = INT64_MAX if context.max_time_ns is None else min(INT64_MAX, context.max_time_ns)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with the next delivery, under the times that the context has now."""
         self.heads: dict[bytes, Head] = {}
         """Heads that were new in this delivery."""
         self.lines: list[Line] = []
         self.errors: list[LineError] = []
         self.non_finite = 0
+        self.first_ns, self.last_ns = INT64_MIN, INT64_MAX
+        context = self.context
+        if not self.is_replay and context.min_time_ns is not None:
+            self.first_ns = max(INT64_MIN, context.min_time_ns)
+        if not self.is_replay and context.max_time_ns is not None:
+            self.last_ns = min(INT64_MAX, context.max_time_ns)
 
     def read(self, numbered: Iterable[tuple[int, bytes]]) -> None:
         """Read lines, each with its number."""

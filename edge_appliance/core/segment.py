@@ -102,8 +102,8 @@ class Segment:
         self.tables: dict[tuple[str, str], TableBuffer] = {}
         self.heads: dict[tuple[str, Tags], dict[bytes, Head]] = {}
         """Known heads by raw bytes, for each database and set of route tags."""
-        self.contexts: dict[Any, Context] = {}
-        """Parser contexts by origin, made by the appender."""
+        self.contexts: dict[Any, tuple[Context, dict[bytes, Head]]] = {}
+        """Parser contexts by origin with the heads they know, made by the appender."""
         self.touched: dict[TableBuffer, None] = {}
         """Buffers that got rows beyond their mark, in order."""
         self.deliveries = RecentDeliveries()

@@ -62,7 +62,6 @@ def build_app(dependencies: HttpDependencies) -> web.Application:
         response.headers["X-Content-Type-Options"] = "nosniff"
 
     async def end_threads(_: web.Application) -> None:
-        queries.close()
         workers.shutdown(wait=False, cancel_futures=True)
 
     app.on_response_prepare.append(name_server)
@@ -118,11 +117,14 @@ async def _answered(request: web.Request, handler: Handler, token: str | None) -
 
 
 class _PlainFaults(logging.Filter):
-    """Malformed requests are the client's fault: one line in the journal, without a traceback."""
+    """What clients do wrong: a malformed request is one line without a traceback, one that left is none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Drop the traceback of a request that is not HTTP."""
-        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+        """Drop the traceback of a request that is not HTTP, and all of one whose client is gone (counted as 499)."""
+        fault = record.exc_info[1] if record.exc_info else None
+        if isinstance(fault, ConnectionError):
+            return False
+        if isinstance(fault, HttpProcessingError):
             record.levelno, record.levelname = logging.WARNING, "WARNING"
             record.msg = "request from %s is not valid HTTP"
             record.exc_info = record.exc_text = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,8 +44,10 @@ class Answer(Protocol):
 class Engine(Protocol):
     """Runs SQL; blocking, so only ever called in a worker thread."""
 
-    def run(self, database: str, sql: str, params: Mapping[str, Any] | None = None, /) -> Answer:
-        """Run one statement; raises QueryError."""
+    def run(
+        self, database: str, sql: str, params: Mapping[str, Any] | None = None, /, *, cancel: threading.Event
+    ) -> Answer:
+        """Run one statement; raises QueryError. Setting `cancel` ends it soon, where the engine can be interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class HttpLimits:
     """Queries running at once: each holds a thread and a share of the query memory."""
     max_waiting_queries: int = 16
     """Queries waiting for one of those threads; beyond it a client is told to come back."""
+    query_s: float = 35.0
+    """For one running query. Above the engine's own limit: it is for a step of the engine that nothing interrupts."""
     withdraw_after_s: float = 5.0
     """A write not taken by then is taken back: above it, clients with a 10 s timeout would have sent it twice."""
     body_timeout_s: float = 60.0

@@ -1,16 +1,17 @@
 """SQL over HTTP, and one sentence for the query languages that are not spoken here.
 
-A query runs in a thread of its own pool; its result is encoded in a worker thread and sent piece by piece, so the
-event loop only moves bytes.
+A query runs in a thread of its own; its result is encoded in a worker thread and sent piece by piece, so the event
+loop only moves bytes. A client that leaves takes its query with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
@@ -22,6 +23,7 @@ from edge_appliance.http.answers import json_answer, refuse, refuse_unless_runni
 from edge_appliance.http.body import Held, read_body
 from edge_appliance.http.dependencies import Answer, HttpDependencies
 from edge_appliance.http.encode import Format, fill, formats
+from edge_appliance.http.query_threads import start_query
 
 _STATUS: Final[dict[QueryFault, int]] = {
     "invalid": 400,
@@ -37,6 +39,8 @@ _BODY_BYTES_MAX: Final = 2**20
 _PIECE_BYTES: Final = 256 * 1024
 _WAIT_S: Final = 10.0
 """How long a query waits for its turn."""
+_LOOK_S: Final = 0.25
+"""How often a running query is asked whether its client is still there."""
 _SHOW_DATABASES: Final = re.compile(r"\s*SHOW\s+DATABASES\s*;?\s*", re.IGNORECASE)
 _MEDIA_TYPES: Final = {
     "application/json": "json",
@@ -73,16 +77,11 @@ class Queries:
         limits = dependencies.limits
         self._needs = dependencies
         self._workers = workers
-        self._threads = ThreadPoolExecutor(limits.max_queries, thread_name_prefix="query")
         self._turns = asyncio.Semaphore(limits.max_queries)
         self._asked = 0
         self._body_limits = replace(limits, max_body_bytes=min(_BODY_BYTES_MAX, limits.max_body_bytes))
         self._held = Held(self._body_limits.held_bytes)
         self._formats = formats(dependencies.encode_parquet)
-
-    def close(self) -> None:
-        """Start no query any more; one that runs ends by its own time limit."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def sql(self, request: web.Request) -> web.StreamResponse:
         """Run one SQL statement and send its result."""
@@ -130,17 +129,33 @@ class Queries:
                 await self._turns.acquire()
         except TimeoutError:
             return refuse(request, 503, f"no query ended within {_WAIT_S:g} s", retry_after_s=_RETRY_S)
-        # Held until the last byte is sent: at most this many results are in memory.
+        if request.transport is None:
+            self._turns.release()
+            raise ConnectionResetError("the client left before its turn")
+        cancel = threading.Event()
+        engine, ask = self._needs.sql, question
+        running = start_query(lambda: engine.run(ask.database, ask.sql, ask.params, cancel=cancel))
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._needs.sql.run, question.database, question.sql, question.params
-            )
+            answer = await self._answer(request, running)
             return await self._send(request, question.format, answer)
         except QueryError as error:
             status = _STATUS[error.fault]
             return refuse(request, status, str(error), retry_after_s=_RETRY_S if status == 503 else 0)
         finally:
-            self._turns.release()
+            # Held until the last byte is sent and the thread has ended: at most this many results are in memory.
+            cancel.set()
+            running.add_done_callback(lambda _: self._turns.release())
+
+    async def _answer(self, request: web.Request, running: asyncio.Future[Answer]) -> Answer:
+        """Wait for the engine, but not longer than its time limit or its client."""
+        limit_s = self._needs.limits.query_s
+        give_up_s = asyncio.get_running_loop().time() + limit_s
+        while not (await asyncio.wait({running}, timeout=_LOOK_S))[0]:
+            if request.transport is None:
+                raise ConnectionResetError("the client left before its answer")
+            if asyncio.get_running_loop().time() > give_up_s:
+                raise QueryError("timeout", f"the query did not end within {limit_s:g} s; it is being cancelled")
+        return running.result()
 
     async def _send(self, request: web.Request, result_format: Format, answer: Answer) -> web.StreamResponse:
         pieces = result_format.encode(answer.schema, answer.batches)
@@ -175,7 +190,7 @@ class Queries:
             if isinstance(fields.get("params"), str):
                 fields["params"] = msgspec.json.decode(fields["params"])
             asked = msgspec.convert(fields, _Asked)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return refuse(request, 400, f"bad parameters: {error}")
         result_format = self._formats.get(asked.format or _accepted(request.headers.get("Accept", "")))
         if result_format is None:
@@ -199,7 +214,7 @@ class Queries:
                 fields.update(msgspec.json.decode(body, type=dict[str, Any]))
             else:
                 fields.update(urllib.parse.parse_qsl(body.decode(), max_num_fields=20))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return refuse(request, 400, f"the body is neither JSON nor a form: {error}")
         return fields
 

@@ -48,7 +48,9 @@ class NoInbox:
 class NoEngine:
     """No query is asked here."""
 
-    def run(self, database: str, sql: str, params: Mapping[str, Any] | None = None) -> Any:
+    def run(
+        self, database: str, sql: str, params: Mapping[str, Any] | None = None, *, cancel: threading.Event
+    ) -> Any:
         """Refuse."""
         raise AssertionError
 

@@ -63,12 +63,16 @@ class FakeEngine:
     def __init__(self, answer: Callable[[], Result]) -> None:
         self.answer = answer
         self.asked: list[tuple[str, str, Any]] = []
-        self.threads: list[str] = []
+        self.threads: list[threading.Thread] = []
+        self.cancels: list[threading.Event] = []
 
-    def run(self, database: str, sql: str, params: Mapping[str, Any] | None = None) -> Result:
+    def run(
+        self, database: str, sql: str, params: Mapping[str, Any] | None = None, *, cancel: threading.Event
+    ) -> Result:
         """Note the question and answer it."""
         self.asked.append((database, sql, params))
-        self.threads.append(threading.current_thread().name)
+        self.threads.append(threading.current_thread())
+        self.cancels.append(cancel)
         return self.answer()
 
 
@@ -390,11 +394,11 @@ def test_query_accept_decides_without_format(stock: tuple[Client, FakeEngine], a
 
 
 def test_query_runs_off_the_loop(stock: tuple[Client, FakeEngine]) -> None:
-    """The engine is called in a thread of the query pool, with database, text and parameters as sent."""
+    """The engine is called in a thread that no exit waits for, with database, text and parameters as sent."""
     client, engine = stock
     client.sql("select $h", params='{"h":"gw-01","n":1.5,"x":null}')
     assert engine.asked[-1] == ("edge", "select $h", {"h": "gw-01", "n": 1.5, "x": None})
-    assert engine.threads[-1].startswith("query")
+    assert (engine.threads[-1].name, engine.threads[-1].daemon) == ("query", True)
 
 
 def test_query_post_json(stock: tuple[Client, FakeEngine]) -> None:
@@ -503,6 +507,48 @@ def test_query_too_many_at_once() -> None:
             may_end.set()
             assert first.result(DEADLINE_S).status == 200
         assert client.sql().status == 200
+
+
+def test_query_ends_with_its_client() -> None:
+    """A client that leaves takes its query along: the engine is told, and the next one has its turn."""
+    entered = threading.Semaphore(0)
+
+    def wait() -> Result:
+        entered.release()
+        if len(engine.cancels) == 1:
+            assert engine.cancels[0].wait(DEADLINE_S)
+        return cpu_rows()
+
+    with serving(wait, limits=HttpLimits(max_queries=1)) as (client, engine):
+        with socket.create_connection(("127.0.0.1", client.port)) as connection:
+            connection.sendall(b"GET /api/v3/query_sql?db=edge&q=x HTTP/1.1\r\nHost: gw\r\n\r\n")
+            assert entered.acquire(timeout=DEADLINE_S)
+        assert engine.cancels[0].wait(DEADLINE_S)
+        assert client.sql().status == 200
+
+
+def test_query_that_nothing_interrupts() -> None:
+    """An engine that does not come back costs its client no more than the time limit, and then keeps its turn."""
+    may_end = threading.Event()
+
+    def wait() -> Result:
+        assert may_end.wait(DEADLINE_S)
+        return cpu_rows()
+
+    with serving(wait, limits=HttpLimits(max_queries=1, max_waiting_queries=0, query_s=0.1)) as (client, engine):
+        reply = client.sql()
+        assert (reply.status, reply.json["error"][:29]) == (504, "the query did not end within ")
+        assert engine.cancels[0].is_set()
+        may_end.set()
+        engine.threads[0].join(DEADLINE_S)
+        assert client.sql().status == 200
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_query_nested_without_end(stock: tuple[Client, FakeEngine], opening: bytes) -> None:
+    """JSON nested deeper than any decoder goes is the client's fault, not ours."""
+    body = b'{"q":"select 1","db":"edge","params":' + opening * 20_000
+    assert stock[0].ask("POST", "/api/v3/query_sql", body).status == 400
 
 
 def big() -> Result:
