@@ -85,10 +85,7 @@ def rebuild_catalog(
     for file in found.unreadable:
         if file.parent == spool_dir:
             Quarantine(quarantine_dir).set_aside(file)
-    try:
-        write_catalog(path, state)
-    except OSError as error:
-        raise DiskError("write", str(path), error) from error
+    write_catalog(path, state)
     _log.warning(
         "catalog made anew from %d parts in spool and store (%d unreadable); the old one is kept in %s",
         len(state.parts),

@@ -36,6 +36,7 @@ from edge_appliance.paths import Paths
 from edge_appliance.persist import Persister
 from edge_appliance.reconcile import open_catalog
 from edge_appliance.recovery import Replay, Replayed, settle
+from edge_appliance.reporter import Reporter
 from edge_appliance.sql import SqlEngine
 from edge_appliance.store import DirectoryStore, PartFiles
 from edge_appliance.systemd import Notifier, Station, Watchdog, report_suppressed
@@ -49,9 +50,6 @@ SWITCH_INTERVAL_S: Final = 0.0005
 GC_THRESHOLD: Final = (50_000, 50, 100)
 """Rows are not cyclic garbage: with the default of 700 objects the collector walks them again and again."""
 TICK_S: Final = 0.25
-STATUS_EVERY_TICKS: Final = 4
-REPLAY_STEP_S: Final = 120.0
-"""Start time asked of systemd whenever replay has got further; far above the longest single step on a slow card."""
 STATION_LIMIT_S: Final = 60.0
 GROUP_END_S: Final = 15.0
 """How long a stop waits for the group in work."""
@@ -101,6 +99,7 @@ class Appliance:
         self._clock = ArrivalClock()
         self._build_core()
         self._build_sources()
+        self._reporter = Reporter(self._notifier, self.health, self.metrics, self._buffer, self._loop_station)
 
     def _build_core(self) -> None:
         """Wire what stores and finds rows."""
@@ -205,7 +204,7 @@ class Appliance:
         self._say_budgets()
         self.health.enter(Phase.REPLAYING)
         server = await serve(self._app, self._config.http.host, self._config.http.port)
-        reporter = self._loop.create_task(self._report())
+        reporter = self._loop.create_task(self._reporter.run())
         try:
             if await asyncio.to_thread(self._recover):
                 await self._serve()
@@ -255,50 +254,29 @@ class Appliance:
         if not is_durable:
             while not self._persister.drain(TICK_S) and not self._is_stopping.is_set():
                 pass
-        self._open_log(replayed)
+        self._ingest.begin_when_open(lambda: self._open_log(replayed), replayed.recent)
         self._uploader.start()
         return not self._is_stopping.is_set()
 
-    def _open_log(self, replayed: Replayed) -> None:
+    def _open_log(self, replayed: Replayed) -> Log:
+        """Open the log behind everything that was replayed; tried again on a full disk."""
         state = self._catalog.state
         segment_id = max(state.max_segment_id, replayed.last_segment_id, self._wal.last_segment_id) + 1
         first_sequence = max(state.max_sequence, replayed.last_sequence) + 1
         self._clock.last_ns = max(self._clock.last_ns, replayed.last_arrival_ns)
         # Noted before the first record: these numbers never come back, even when the new file is deleted by hand.
         self._catalog.note_numbers(segment_id, first_sequence - 1).result()
-        log: Log
         if self._config.wal.enabled:
             self._wal.start(segment_id, first_sequence, state.generation)
-            log = self._wal
             if self._config.wal.sync != "group":
                 self.health.degrade(
                     "wal_sync", f'wal.sync = "{self._config.wal.sync}": acknowledged before it is synced'
                 )
-        else:
-            log = NoWal(segment_id, first_sequence)
-            self.health.degrade("wal_off", "wal.enabled = false: rows in memory are lost in a crash")
-        self._ingest.begin(log, replayed.recent)
+            return self._wal
+        self.health.degrade("wal_off", "wal.enabled = false: rows in memory are lost in a crash")
+        return NoWal(segment_id, first_sequence)
 
     # Supervision
-
-    async def _report(self) -> None:
-        """Tell systemd and the gauges how things are, and measure how late the loop is."""
-        seen_bytes, tick = -1, 0
-        while True:
-            due_s = self._loop.time() + TICK_S
-            await asyncio.sleep(TICK_S)
-            self.metrics.loop_lag.observe(max(0.0, self._loop.time() - due_s))
-            self._loop_station.beat()
-            tick += 1
-            if tick % STATUS_EVERY_TICKS:
-                continue
-            self._notifier.status(self.health.status_line())
-            if self.health.phase is Phase.REPLAYING and self.health.progress.done_bytes > seen_bytes:
-                seen_bytes = self.health.progress.done_bytes
-                self._notifier.extend_timeout(REPLAY_STEP_S)
-            sealed = len(self._buffer.state.sealed)
-            self.metrics.segments.replace([(("open",), 1), (("sealed",), sealed)])
-            self.metrics.degraded.replace([((key,), 1) for key in self.health.degraded])
 
     def _start_thread(self, name: str, body: Callable[[], None]) -> None:
         def guarded() -> None:

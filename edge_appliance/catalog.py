@@ -234,7 +234,14 @@ def catalog_files(path: Path) -> list[Path]:
 
 
 def write_catalog(path: Path, state: CatalogState) -> None:
-    """Make a new catalog of `state` at `path`, in place of any other; nobody may have that one open."""
+    """Make a new catalog of `state` at `path`, in place of any other, which nobody may have open."""
+    try:
+        _write_new(path, state)
+    except (sqlite3.Error, OSError) as error:
+        raise CatalogError(f"{path}: {error}") from error
+
+
+def _write_new(path: Path, state: CatalogState) -> None:
     ready = path.with_name(path.name + ".next")
     temporary = ready.with_name(ready.name + durable.TEMPORARY_SUFFIX)
     temporary.unlink(missing_ok=True)

@@ -17,13 +17,13 @@ from typing import Final
 from edge_appliance.buffer import Buffer
 from edge_appliance.core.append import Appender, GroupAppend
 from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult, LineError, Reason
-from edge_appliance.core.redelivery import RecentDeliveries, delivery_key
+from edge_appliance.core.redelivery import RecentDeliveries, unknown_deliveries
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_frame import FrameType
 from edge_appliance.core.wal_record import encode_group
 from edge_appliance.dead_letters import DeadLetters
 from edge_appliance.durable import free_bytes
-from edge_appliance.errors import DiskError
+from edge_appliance.errors import DiskError, EdgeError
 from edge_appliance.health import Health
 from edge_appliance.inbox import Group, Inbox
 from edge_appliance.metrics import Metrics
@@ -107,6 +107,8 @@ class Ingest:
         self._is_read_only = False
         self._shown_sequence = 0
         """Sequence of the last group that is visible: in modes weaker than `group` it may not be durable yet."""
+        self._open_log: Callable[[], Log] | None = None
+        """Set while there is no log."""
         self._wal: Log
         self._recent: RecentDeliveries
 
@@ -118,6 +120,25 @@ class Ingest:
         self._buffer.start(Segment(wal.segment_id, wal.first_sequence, time.monotonic()))
         self._metrics.wal_bytes.read_from(lambda: wal.total_bytes)
         self._metrics.wal_files.read_from(lambda: wal.file_count)
+
+    def begin_when_open(self, open_log: Callable[[], Log], recent: RecentDeliveries) -> None:
+        """Like `begin`, with a log that a full disk may not open yet: `run` tries until it does, queries go on."""
+        self._recent = recent
+        self._open_log = open_log
+        self._has_log()
+
+    def _has_log(self) -> bool:
+        if self._open_log is None:
+            return True
+        try:
+            wal = self._open_log()
+        except EdgeError as error:
+            self._hold_for_log(error)
+            return False
+        self._open_log = None
+        self._health.release("log")
+        self.begin(wal, self._recent)
+        return True
 
     def stop(self) -> None:
         """End `run` after the group in work; safe from any thread."""
@@ -133,8 +154,10 @@ class Ingest:
         """Commit groups until `stop`."""
         while not self._stopping.is_set():
             self._station.beat()
-            now_s = time.monotonic()
-            self._cut_if_due(now_s)
+            if not self._has_log():
+                self._stopping.wait(RETRY_S[-1])
+                continue
+            self._cut_if_due(time.monotonic())
             self._rejects.sync_if_due()
             if self._has_room():
                 group = self._inbox.take(TICK_S)
@@ -180,7 +203,9 @@ class Ingest:
 
     def _commit(self, group: Group) -> None:
         started_s = time.monotonic()
-        fresh, keys, acks = self._split(group.deliveries)
+        fresh, keys, acks = unknown_deliveries(group.deliveries, self._recent)
+        if len(fresh) < len(group.deliveries):
+            self._metrics.redelivered.add(len(group.deliveries) - len(fresh))
         with self._station.within(APPEND_LIMIT_S):
             appended = self._append(fresh, keys)
         self._rejects.keep(fresh, appended.results)
@@ -204,26 +229,6 @@ class Ingest:
         ]
         self._on_committed(Committed(acks, results))
         self._metrics.commit_seconds.observe(time.monotonic() - started_s)
-
-    def _split(self, deliveries: Sequence[Delivery]) -> tuple[list[Delivery], list[DeliveryKey | None], list[Ack]]:
-        """Leave out what the log or this group already holds; its ack is due all the same."""
-        fresh: list[Delivery] = []
-        keys: list[DeliveryKey | None] = []
-        acks: list[Ack] = []
-        # Deliveries of a dead connection stay in the inbox: the redelivery may come behind them in the same group.
-        in_group: dict[int, DeliveryKey] = {}
-        for delivery in deliveries:
-            key = delivery_key(delivery)
-            if key is not None:
-                acks.append(Ack(delivery.epoch, delivery.packet_id))
-                last = in_group.get(key.packet_id)
-                if delivery.is_dup and (self._recent.has(key) if last is None else last == key):
-                    self._metrics.redelivered.add()
-                    continue
-                in_group[key.packet_id] = key
-            fresh.append(delivery)
-            keys.append(key)
-        return fresh, keys, acks
 
     def _append(self, deliveries: Sequence[Delivery], keys: Sequence[DeliveryKey | None]) -> GroupAppend:
         """Append beyond the mark. What brings out a fault of ours becomes a dead letter, and costs no other delivery.
@@ -323,7 +328,7 @@ class Ingest:
             return True
         return False
 
-    def _hold_for_log(self, error: DiskError) -> None:
+    def _hold_for_log(self, error: EdgeError) -> None:
         self._health.hold("log", f"read-only: the log cannot be written ({error})")
 
     def _follow_log(self) -> None:

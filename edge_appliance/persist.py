@@ -136,6 +136,7 @@ class Persister:
         # These only wait for tables, disk and catalog: one for each segment that could keep a worker busy.
         self._segments = ThreadPoolExecutor(workers, "persist")
         self._stop = threading.Event()
+        self._releasing = threading.Lock()
         self._changed = threading.Condition()
         self._pending: set[int] = set()
         """Segments that are not committed yet."""
@@ -358,12 +359,13 @@ class Persister:
 
     def _release(self) -> str:
         """Drop log files from the oldest on, since the header of each file seals the one before it."""
-        while (segment_id := self._droppable()) is not None:
-            self._wal.drop(segment_id)
-            self._catalog.forget_segment(segment_id).result()
-            with self._changed:
-                self._committed.discard(segment_id)
-                self._changed.notify_all()
+        with self._releasing:
+            while (segment_id := self._droppable()) is not None:
+                self._wal.drop(segment_id)
+                self._catalog.forget_segment(segment_id).result()
+                with self._changed:
+                    self._committed.discard(segment_id)
+                    self._changed.notify_all()
         return ""
 
     def _droppable(self) -> int | None:

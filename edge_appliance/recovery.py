@@ -93,6 +93,8 @@ class Replay:
         self._note_set_aside()
         self._progress = ReplayProgress(total_bytes=sum(file.size for file in files))
         self._health.replayed(self._progress)
+        if files:
+            _log.info("replaying %d log files, %.1f MiB", len(files), self._progress.total_bytes / 2**20)
         successors = [*(file.header for file in files[1:]), None]
         try:
             for predecessor, file, successor in zip([None, *files], files, successors, strict=False):

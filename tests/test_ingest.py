@@ -1,5 +1,6 @@
 """Group commit: durable, then visible, then acknowledged; and what happens when the disk refuses."""
 
+import base64
 import errno
 import os
 import threading
@@ -12,6 +13,7 @@ from core_harness import DEADLINE_S, Core
 from edge_appliance import durable
 from edge_appliance.core.delivery import LineError, Reason
 from edge_appliance.dead_letters import read_dead_letters
+from edge_appliance.errors import DiskError
 
 THREADS: list[tuple[Core, threading.Thread]] = []
 
@@ -369,3 +371,85 @@ def test_failed_cut_goes_on_in_a_new_file(make_core, monkeypatch):
     again = core.restart()
     assert [row[2] for row in again.rows()] == [1, 2]
     again.abandon()
+
+
+def poison(core: Core, monkeypatch, marker: bytes) -> None:
+    """From now on appending a payload with `marker` fails half-way, behind a row and a definition."""
+    real = core.appender._append_delivery
+
+    def fail(segment, group, delivery, key):
+        real(segment, group, delivery, key)
+        if marker in delivery.payload:
+            raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(core.appender, "_append_delivery", fail)
+
+
+def test_delivery_that_brings_out_a_fault_costs_itself_only(core, monkeypatch):
+    """It becomes a dead letter with its bytes and is acknowledged, or a broker would send it again for ever."""
+    core.write(b"p v=1 1")
+    poison(core, monkeypatch, b"poison")
+    core.write(b"p v=2,a=1i 2", b"p poison=3i 3\nq v=1 3", b"p v=4,poisoned=t 4", b"p v=5,b=t 5")
+    assert core.acked == [1, 1, 2, 3, 4]
+    rows = core.rows()
+    assert [row[2] for row in rows] == [1, 2, 5]
+    letters = list(read_dead_letters(core.paths.dead_letters))
+    assert [letter["reason"] for letter in letters] == ["internal_error"] * 2
+    assert base64.b64decode(letters[0]["sample"]) == b"p poison=3i 3\nq v=1 3"
+    definitions = core.schema.definitions()
+    assert [column.name for column in definitions[0].columns] == ["v", "a", "b"]
+    again = core.restart()
+    assert again.rows() == rows
+    assert again.schema.definitions() == definitions
+    again.abandon()
+
+
+def test_redelivery_behind_its_original_in_one_group_is_stored_once(core):
+    """Deliveries of a dead connection wait in the inbox: the broker's second copy may join them in the same group."""
+    core.commit(
+        core.delivery(b"p v=1", packet_id=5),
+        core.delivery(b"p v=2", packet_id=6),
+        core.delivery(b"p v=1", packet_id=5, is_dup=True),
+        core.delivery(b"p v=9", packet_id=6),
+        core.delivery(b"p v=2", packet_id=6, is_dup=True),
+    )
+    assert [row[3]["v"] for row in core.rows()] == [1, 2, 9, 2]
+    assert core.acked == [5, 6, 5, 6, 6]
+
+
+def test_late_sync_that_fails_keeps_the_rows_under_a_rank_of_their_own(make_core, monkeypatch):
+    """In `interval` mode shown rows may be lost to the log: they stay in memory, and no other set gets their rank."""
+    core = make_core(sync="interval")
+    core.write(b"p v=1 1")
+    core.ingest._cut()
+    core.write(b"p v=2 2")
+    core.write(b"p v=3 3")
+    sync = FailingSync(monkeypatch, 1)
+    core.ingest._sync_late()
+    core.write(b"p v=4 4")
+    assert [row[2] for row in core.rows()] == [1, 2, 3, 4]
+    ranks = [segment.rank for segment in core.sealed]
+    assert ranks == sorted(set(ranks))
+    assert core.wal.next_sequence == 5
+    assert len(sync.calls) >= 1
+
+
+def test_hold_of_a_late_sync_is_over_with_the_new_file(make_core, monkeypatch):
+    """Whoever asks whether writes are taken hears yes again without one that has to try."""
+    monkeypatch.setattr("edge_appliance.ingest.RETRY_S", (0.01,))
+    core = make_core(sync="interval")
+    core.write(b"p v=1 1")
+    core.write(b"p v=2 2")
+    FailingSync(monkeypatch, 1)
+    real, failures = core.wal.replace, [1]
+
+    def fail_once(*arguments):
+        if failures:
+            failures.pop()
+            raise DiskError("create", "x.wal", OSError(errno.EIO, os.strerror(errno.EIO)))
+        return real(*arguments)
+
+    monkeypatch.setattr(core.wal, "replace", fail_once)
+    core.ingest._sync_late()
+    assert failures == []
+    assert core.health.held == ""

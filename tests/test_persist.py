@@ -385,8 +385,8 @@ def test_quarantined_lines_parse_to_the_same_rows() -> None:
         assert [(name, value) for name, _, value in line.fields] == expected
 
 
-def test_log_files_are_dropped_from_the_oldest_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later segment that is done first keeps its log file, which seals the one before it."""
+def test_segments_are_committed_and_dropped_in_order(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later segment that is written first waits: its parts must not be older to readers than the rows before it."""
     gate = threading.Event()
     merge = persist.sort_and_merge
 
@@ -400,13 +400,16 @@ def test_log_files_are_dropped_from_the_oldest_on(world: World, monkeypatch: pyt
     persister = world.persister()
     persister.submit(FakeSegment(3, make_set("slow")))
     persister.submit(FakeSegment(4, make_set("cpu", rank=9), rank=9))
-    wait_until(lambda: 4 in world.shown)
+    wait_until(lambda: len(list(world.spool.glob("*.parquet"))) == 2)
+    assert not persister.drain(0.05)
+    assert world.shown == {}
+    assert world.catalog.state.parts == []
     assert first.exists()
     assert second.exists()
-    assert not persister.drain(0.01)
     gate.set()
     assert persister.drain(DEADLINE_S)
     persister.close()
+    assert [step for step in world.steps if step.startswith("show")] == ["show 3", "show 4"]
     assert [step for step in world.steps if step.startswith("drop")] == ["drop 3", "drop 4"]
 
 
@@ -554,3 +557,23 @@ def test_crash_anywhere_ends_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     again.catalog.close()
     # The last case runs through: no step is missing above.
     assert (begun() > number) is (number < CRASH_STEPS)
+
+
+def test_stop_ends_a_segment_that_waits_for_its_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop does not wait for an older segment that cannot be written; both stay in the log."""
+    write = persist.write_part
+
+    def fail_slow(path: Path, table: pa.Table, footer: Any) -> Part:
+        if footer.part.table == "slow":
+            raise DiskError("write", str(path), OSError(errno.ENOSPC, "No space left on device"))
+        return write(path, table, footer)
+
+    monkeypatch.setattr(persist, "write_part", fail_slow)
+    logs = [world.log_file(3), world.log_file(4)]
+    persister = world.persister()
+    persister.submit(FakeSegment(3, make_set("slow")))
+    persister.submit(FakeSegment(4, make_set("cpu", rank=9), rank=9))
+    wait_until(lambda: bool(list(world.spool.glob("*.parquet"))))
+    persister.close()
+    assert world.shown == {}
+    assert all(log.exists() for log in logs)

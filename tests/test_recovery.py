@@ -1,13 +1,17 @@
 """Restart: what was committed is back, once, with the rank it had; damage costs at most itself."""
 
+import datetime as dt
+import errno
 import shutil
 import sqlite3
 
 import pytest
 from core_harness import DEADLINE_S, Core, rows_of
 
-from edge_appliance.core.parts import part_name
+from edge_appliance.core.append import Appender
+from edge_appliance.core.parts import Part, part_name
 from edge_appliance.core.wal_frame import BLOCK_BYTES
+from edge_appliance.errors import DiskError
 from edge_appliance.persist import _Job
 from edge_appliance.reconcile import open_catalog
 from edge_appliance.recovery import Replay
@@ -315,3 +319,77 @@ def test_missing_part_is_named(core):
     catalog = open_catalog(core.paths, DirectoryStore(core.root / "store"), "gw-test", core.health)
     assert "missing_parts" in core.health.degraded
     catalog.close()
+
+
+def test_rows_are_not_taken_for_those_of_a_rank_given_out_since(core):
+    """A file's rank is that of its own last record, however far behind it the next file begins."""
+    core.write(b"p v=1 1")
+    core = core.restart()
+    part = Part("edge", "p", dt.date(1970, 1, 1), "gw-test", "00000000", 9, 9, 0, 1, 1, 100, 2, 2)
+    # What a run without a log persists gets ranks and ids above those of the files that still wait.
+    core.catalog.commit_persist(8, 9, [], [part]).result()
+    core = core.restart()
+    assert core.wal.first_sequence == 10
+    for _ in range(2):
+        core = core.restart()
+        assert [row[2] for row in core.rows()] == [1]
+        assert [segment.rank for segment in core.buffer.state.sealed] == [1]
+    core.abandon()
+
+
+def test_newest_file_that_a_part_covers_shows_nothing(core):
+    """The last file of the log may be one that came back, too."""
+    core = core.restart(persists=True)
+    core.write(b"p v=1 1")
+    (old,) = wal_paths(core)
+    kept = core.root / "kept"
+    shutil.copy(old, kept)
+    cut(core)
+    assert core.persister.drain(DEADLINE_S)
+    core.abandon()
+    for path in wal_paths(core):
+        path.unlink()
+    shutil.copy(kept, old)
+    again = Core(core.root)
+    assert again.rows() == []
+    assert [part.rows for part in again.buffer.parts()] == [1]
+    again.abandon()
+
+
+def test_lines_that_bring_out_a_fault_do_not_stop_the_start(core, monkeypatch):
+    """Replay leaves out what it cannot append, keeps the file, says so, and has everything else."""
+    core.write(b"p v=1 1", b"p v=2,poison=1i 2\nr v=1 2", b"p v=3,w=2i 3")
+    core.write(b"q v=4 4")
+    real = Appender._append_entry
+
+    def fail(self, segment, entry, is_covered, done):
+        real(self, segment, entry, is_covered, done)
+        if b"poison" in entry.spans[0]:
+            raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(Appender, "_append_entry", fail)
+    again = core.restart()
+    assert [(row[0], row[2]) for row in again.rows()] == [("p", 1), ("p", 3), ("q", 4)]
+    assert "wal_mismatch" in again.health.degraded
+    assert [path.suffix for path in again.paths.quarantine.iterdir()] == [".mismatch"]
+    monkeypatch.undo()
+    healed = again.restart()
+    assert len(healed.rows()) == 5
+    healed.abandon()
+
+
+def test_file_that_cannot_be_kept_does_not_stop_the_start(core, monkeypatch):
+    """A disk without room for the copy of a file that replays differently costs the copy."""
+    core.write(b"p v=1 1")
+
+    def refuse(source, final):
+        raise DiskError("link", str(final), OSError(errno.ENOSPC, "No space left on device"))
+
+    def fail(self, segment, entry, is_covered, done):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("edge_appliance.recovery.durable.link_or_copy", refuse)
+    monkeypatch.setattr(Appender, "_append_entry", fail)
+    again = core.restart()
+    assert "is not kept" in again.health.degraded["wal_mismatch"]
+    again.abandon()

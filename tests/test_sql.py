@@ -266,7 +266,7 @@ def unordered(rows) -> list:
     return sorted(rows, key=repr)
 
 
-SEEDS = range(8)
+SEEDS = range(100, 180)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

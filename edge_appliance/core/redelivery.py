@@ -7,10 +7,10 @@ log already holds is only acknowledged. DUP alone is a hint: topic and payload m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from edge_appliance.core.delivery import Delivery, DeliveryKey
+from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey
 
 MAX_KEYS: Final = 8_192
 """Keys that are remembered: twice the default window of messages that a broker may have on the way to us."""
@@ -49,3 +49,25 @@ def delivery_key(delivery: Delivery) -> DeliveryKey | None:
     topic = delivery.origin.label.encode()
     digest = hashlib.blake2b(b"%d:%b%b" % (len(topic), topic, delivery.payload), digest_size=16).digest()
     return DeliveryKey(delivery.packet_id, digest)
+
+
+def unknown_deliveries(
+    deliveries: Sequence[Delivery], recent: RecentDeliveries
+) -> tuple[list[Delivery], list[DeliveryKey | None], list[Ack]]:
+    """Leave out what is logged or stands earlier in the group; returns the others, their keys, and the acks of all."""
+    fresh: list[Delivery] = []
+    keys: list[DeliveryKey | None] = []
+    acks: list[Ack] = []
+    # Deliveries of a dead connection stay in the inbox: the redelivery may come behind them in the same group.
+    in_group: dict[int, DeliveryKey] = {}
+    for delivery in deliveries:
+        key = delivery_key(delivery)
+        if key is not None:
+            acks.append(Ack(delivery.epoch, delivery.packet_id))
+            last = in_group.get(key.packet_id)
+            if delivery.is_dup and (recent.has(key) if last is None else last == key):
+                continue
+            in_group[key.packet_id] = key
+        fresh.append(delivery)
+        keys.append(key)
+    return fresh, keys, acks

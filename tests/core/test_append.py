@@ -353,3 +353,21 @@ def test_counts_add_up_and_the_log_gives_the_same_rows(groups):
     assert mismatches == []
     assert rows_of(segment) == harness.rows()
     assert schema.definitions() == harness.schema.definitions()
+
+
+@pytest.mark.parametrize("again", [b"p w=7i 4", b"p w=1.5 4", b'p w="x" 4'], ids=["same kind", "other kind", "string"])
+def test_column_of_a_delivery_that_was_taken_back_is_defined_anew(again):
+    """Its kind is free again, and the next value defines it in schema and log: no row without its definition."""
+    harness = Harness()
+    harness.write(b"p v=1 1")
+    harness.write(b"p w=3i 2\np v=t 3", accept_partial=False)
+    group = harness.write(again)
+    assert [column.name for definition in group.definitions for column in definition.columns] == ["w"]
+    assert harness.rows()[-1][2] == 4
+    assert set(harness.rows()[-1][3]) == {"w"}
+    replayed = Harness()
+    for record in harness.records:
+        replayed.appender.append_logged(replayed.segment, decode_group(record), None)
+        replayed.commit()
+    assert replayed.rows() == harness.rows()
+    assert replayed.schema.definitions() == harness.schema.definitions()
