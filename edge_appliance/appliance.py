@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import pyarrow.acero  # noqa: F401 - pyarrow loads it at its first grouping, which must not be after READY=1
 import uvloop
 
 from edge_appliance import __version__, durable, host

@@ -295,7 +295,7 @@ class _Loader:
             fields: dict[str, Any] = self._reader.fields((*path, index), ROUTE_KEYS, table)
             if "topic" not in table:
                 self._reader.fault((*path, index), "topic is missing: which messages does this route take?")
-            elif fields["template"] in seen:
+            elif fields["template"] in seen and self._reader.are_sound((*path, index, "topic")):
                 self._reader.fault((*path, index, "topic"), "an earlier route has the same topic; the first one wins")
             seen.add(fields["template"])
             routes.append(RouteSettings(**fields))

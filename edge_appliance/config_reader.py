@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from edge_appliance.config_files import Document, KeyPath, Table
-from edge_appliance.config_values import Key, Secret
+from edge_appliance.config_values import MAX_SECRET_BYTES, Key, Secret
 from edge_appliance.errors import ConfigFault
 
 
@@ -98,6 +98,9 @@ class Reader:
             return None
         if not secret or any(ord(c) < 32 for c in secret):
             self.fault(path, f"{file} must hold one line with the secret" if secret else f"{file} is empty")
+            return None
+        if len(content) > MAX_SECRET_BYTES:
+            self.fault(path, f"{file} holds {len(content):,} bytes; a secret has {MAX_SECRET_BYTES:,} at most")
             return None
         return Secret(secret)
 

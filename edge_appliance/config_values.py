@@ -52,6 +52,11 @@ class Secret:
         raise TypeError("a secret is not pickled or copied")
 
 
+MAX_TEXT: Final = 4_096
+"""Characters: no path or name is longer, and protocols do not take more than 65,535 bytes."""
+MAX_SECRET_BYTES: Final = 65_535
+"""What MQTT takes as a password."""
+
 _SIZE_UNITS: Final = {
     "B": 1,
     "KB": 10**3,
@@ -246,6 +251,8 @@ def text(value: object) -> str:
     """Return a text without control characters; it may be empty."""
     if not isinstance(value, str) or any(ord(c) < 32 or ord(c) == 127 for c in value):
         raise ValueError(f"expected a text in quotes, without control characters{_got(value)}")
+    if len(value) > MAX_TEXT:
+        raise ValueError(f"expected at most {MAX_TEXT:,} characters, got {len(value):,}")
     return value
 
 

@@ -11,19 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from edge_appliance.buffer import Buffer
 from edge_appliance.core.append import Appender, GroupAppend
-from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult, LineError, Reason
+from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult
 from edge_appliance.core.redelivery import RecentDeliveries, unknown_deliveries
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_frame import FrameType
-from edge_appliance.core.wal_record import encode_group
 from edge_appliance.dead_letters import DeadLetters
 from edge_appliance.durable import free_bytes
 from edge_appliance.errors import DiskError, EdgeError
+from edge_appliance.group_append import append_group, take_back
 from edge_appliance.health import Health
 from edge_appliance.inbox import Group, Inbox
 from edge_appliance.metrics import Metrics
@@ -207,10 +208,10 @@ class Ingest:
         if len(fresh) < len(group.deliveries):
             self._metrics.redelivered.add(len(group.deliveries) - len(fresh))
         with self._station.within(APPEND_LIMIT_S):
-            appended = self._append(fresh, keys)
+            appended, payload = append_group(self._appender, self._buffer.state.open, fresh, keys)
         self._rejects.keep(fresh, appended.results)
         if appended.entries:
-            durable = self._log_group(fresh, keys, appended)
+            durable = self._log_group(fresh, keys, appended, payload)
             if durable is None:
                 return
             appended = durable
@@ -230,61 +231,36 @@ class Ingest:
         self._on_committed(Committed(acks, results))
         self._metrics.commit_seconds.observe(time.monotonic() - started_s)
 
-    def _append(self, deliveries: Sequence[Delivery], keys: Sequence[DeliveryKey | None]) -> GroupAppend:
-        """Append beyond the mark. What brings out a fault of ours becomes a dead letter, and costs no other delivery.
-
-        A fault that ended the process would end it again as soon as the broker sends the same message again.
-        """
-        append, segment = self._appender.append_group, self._buffer.state.open
-        try:
-            return append(segment, deliveries, keys)
-        except MemoryError:
-            raise  # says nothing about the delivery
-        except Exception:
-            _log.exception("a group cannot be appended; it is tried again without what causes that")
-            self._take_back()
-        for delivery, key in zip(deliveries, keys, strict=True):
-            try:
-                append(segment, [delivery], [key])
-            except Exception as error:  # any fault: the traceback is in the journal, the bytes are kept
-                text = f"{type(error).__name__}: {error}"
-                delivery.reject = LineError(0, 0, Reason.INTERNAL_ERROR, text, delivery.payload)
-            self._take_back()
-        return append(segment, deliveries, keys)
-
-    def _take_back(self) -> None:
-        """Drop rows and definitions beyond the mark."""
-        self._buffer.state.open.rollback()
-        self._appender.schema.rollback()
-
     def _log_group(
-        self, deliveries: list[Delivery], keys: list[DeliveryKey | None], appended: GroupAppend
+        self, deliveries: list[Delivery], keys: list[DeliveryKey | None], appended: GroupAppend, payload: bytes
     ) -> GroupAppend | None:
         """Make a group durable; after a failure in a new file, with its rows in the new segment.
 
         Returns what was appended in the end; None when the appliance stops before a disk takes it.
         """
+        refuse = partial(_refuse_http, deliveries, keys, self._on_committed)
         attempt = 0
         while True:
             try:
-                self._write(appended)
+                self._write(payload)
             except DiskError as error:
                 self._metrics.wal_failures.add()
                 _log.error("%s; the group is written to a new log file", error)
                 if attempt:
                     self._hold_for_log(error)
-                    _refuse_http(deliveries, keys, self._on_committed)
-                if not self._replace_log(attempt):
+                    refuse()
+                if not self._replace_log(attempt, refuse):
+                    refuse()
                     return None
                 attempt += 1
-                appended = self._append(deliveries, keys)
+                appended, payload = append_group(self._appender, self._buffer.state.open, deliveries, keys)
             else:
                 self._health.release("log")
                 return appended
 
-    def _write(self, appended: GroupAppend) -> None:
+    def _write(self, payload: bytes) -> None:
         written = self._wal.file_bytes
-        self._wal.append(FrameType.GROUP, encode_group(appended.record))
+        self._wal.append(FrameType.GROUP, payload)
         self._metrics.wal_frames.add()
         self._metrics.wal_written.add(self._wal.file_bytes - written)
         if self._settings.sync == "group" or self._sync_interval_passed(time.monotonic()):
@@ -310,9 +286,9 @@ class Ingest:
         self._metrics.wal_fsyncs.add()
         self._metrics.fsync_seconds.observe(seconds)
 
-    def _replace_log(self, attempt: int) -> bool:
+    def _replace_log(self, attempt: int, refuse: Callable[[], None] = lambda: None) -> bool:
         """Take back the rows beyond the mark and go on in a new file; False when the appliance stops first."""
-        self._take_back()
+        take_back(self._appender, self._buffer.state.open)
         while not self._stopping.is_set():
             self._station.beat()
             if attempt:
@@ -322,6 +298,7 @@ class Ingest:
             except DiskError as error:
                 self._metrics.wal_failures.add()
                 self._hold_for_log(error)
+                refuse()
                 attempt += 1
                 continue
             self._follow_log()

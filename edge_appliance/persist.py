@@ -282,7 +282,7 @@ class Persister:
         """Count a failure that is the table's own; with the last one, write it to the quarantine and say True."""
         if not isinstance(error, Exception):
             raise error
-        if isinstance(error, DiskError):
+        if isinstance(error, DiskError | MemoryError):  # not of this table's making; Arrow's is one, too
             return False
         job.failures[key] += 1
         _log.error("table %s.%s: persist failed (%d)", *key, job.failures[key], exc_info=error)

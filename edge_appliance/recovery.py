@@ -25,6 +25,7 @@ from edge_appliance.core.wal_frame import KNOWN_TYPES, FileHeader, Frame, FrameT
 from edge_appliance.core.wal_record import GroupRecord, decode_group
 from edge_appliance.core.wal_scan import Damage
 from edge_appliance.errors import DiskError, EdgeError, FormatError
+from edge_appliance.group_append import take_back
 from edge_appliance.health import Health, ReplayProgress
 from edge_appliance.metrics import Metrics
 from edge_appliance.wal import Wal, WalFile
@@ -164,7 +165,7 @@ class Replay:
             mismatches = self._append_record(segment, record, is_covered)
         except Exception:  # whatever these lines bring out, it would bring it out at every start
             _log.exception("%s at byte %d", file.path, frame.offset)
-            self._take_back(segment)
+            take_back(self._appender, segment)
             mismatches = self._append_each(segment, record, is_covered)
         self._remember(segment, record)
         for mismatch in mismatches:
@@ -187,13 +188,9 @@ class Replay:
             try:
                 mismatches += self._append_record(segment, replace(record, entries=[entry]), is_covered)
             except Exception as error:  # as above; the file is kept, so nothing is lost for good
-                self._take_back(segment)
+                take_back(self._appender, segment)
                 mismatches.append(f"{len(entry.spans)} lines are left out: {type(error).__name__}: {error}")
         return mismatches
-
-    def _take_back(self, segment: Segment) -> None:
-        segment.rollback()
-        self._appender.schema.rollback()
 
     def _remember(self, segment: Segment, record: GroupRecord) -> None:
         done = self._done

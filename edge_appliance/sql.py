@@ -28,18 +28,16 @@ from edge_appliance.core import query_text
 from edge_appliance.core.delivery import ColumnDefinition
 from edge_appliance.core.interval import MAX_NS, Interval
 from edge_appliance.core.query_needs import Need, needs_of
-from edge_appliance.core.query_plan import (
+from edge_appliance.core.query_plan import ORDER_COLUMN, Sources, TablePlan, hot_columns, plan_table, table_sql
+from edge_appliance.core.query_types import (
     HI_COLUMN,
     LO_COLUMN,
-    ORDER_COLUMN,
     PART_COLUMN,
-    Sources,
-    TablePlan,
-    hot_columns,
-    plan_table,
-    table_sql,
+    file_schema,
+    no_rows,
+    portable,
+    portable_schema,
 )
-from edge_appliance.core.query_types import file_schema, no_rows, portable, portable_schema
 from edge_appliance.core.view import TableView, View
 from edge_appliance.errors import QueryError
 from edge_appliance.metrics import Metrics

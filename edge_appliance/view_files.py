@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from edge_appliance.core.parts import Part, part_name
-from edge_appliance.core.query_plan import HI_COLUMN, LO_COLUMN, PART_COLUMN, SharedPart
+from edge_appliance.core.query_types import HI_COLUMN, LO_COLUMN, PART_COLUMN, SharedPart
 from edge_appliance.errors import PathError, QueryError, StoreError
 
 _LOOKS: Final = 3

@@ -334,3 +334,14 @@ def test_later_delivery_of_a_packet_id_wins_whatever_the_order_of_commits(tmp_pa
     again = Catalog.open(path, node="n")
     assert again.state.logged == expected
     again.close()
+
+
+def test_catalog_that_cannot_be_made_anew_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk gives an error of ours, with the path, and leaves the old files where they are."""
+
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("edge_appliance.catalog._write_change", refuse)
+    with pytest.raises(CatalogError, match="full"):
+        write_catalog(tmp_path / "catalog.db", CatalogState("gw-01", "0123abcd"))

@@ -472,7 +472,14 @@ def test_password_twice(faults, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "part"), [(None, "No such file"), (b"\n", "is empty"), (b"a\nb\n", "one line"), (b"\xff", "UTF-8")]
+    ("content", "part"),
+    [
+        (None, "No such file"),
+        (b"\n", "is empty"),
+        (b"a\nb\n", "one line"),
+        (b"\xff", "UTF-8"),
+        (b"x" * 65_536, "65,535 at most"),
+    ],
 )
 def test_secret_file_unusable(faults, tmp_path, content, part):
     """An unusable secret is a fault of the key that names it, and its content is never shown."""
@@ -500,6 +507,18 @@ def test_listen_beyond_loopback_with_a_token(load, tmp_path):
 def test_loopback_needs_no_token(load, address):
     """Every name of the loopback counts."""
     assert load(f"[http]\nlisten = '{address}:1'").http.token is None
+
+
+def test_text_longer_than_any_protocol_takes(faults):
+    """A name that no packet can carry is a fault of the configuration, not of the first connect."""
+    (fault,) = faults(f'[mqtt]\nusername = "{"u" * 70_000}"\n')
+    assert fault == "edge.toml:2: mqtt.username: expected at most 4,096 characters, got 70,000"
+
+
+def test_two_bad_topics_are_two_faults(faults):
+    """Routes with faulty topics are not taken for the same route on top of that."""
+    found = faults('[[mqtt.route]]\ntopic = "a/#/b"\n[[mqtt.route]]\ntopic = "{a}/{a}"\n')
+    assert [fault.split(": ")[0] for fault in found] == ["edge.toml:2", "edge.toml:4"]
 
 
 def test_secret_hides_everywhere(load, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from core_harness import DEADLINE_S, Core
 
 from edge_appliance import durable
-from edge_appliance.core.delivery import LineError, Reason
+from edge_appliance.core.delivery import LineError, Origin, Reason
 from edge_appliance.dead_letters import read_dead_letters
 from edge_appliance.errors import DiskError
 
@@ -453,3 +453,88 @@ def test_hold_of_a_late_sync_is_over_with_the_new_file(make_core, monkeypatch):
     core.ingest._sync_late()
     assert failures == []
     assert core.health.held == ""
+
+
+def test_start_without_a_log_is_read_only_until_one_can_be_opened(make_core, monkeypatch):
+    """A disk that is full at the start costs acknowledgements, not queries, and needs no further start."""
+    monkeypatch.setattr("edge_appliance.ingest.RETRY_S", (0.01,))
+    make_core().write(b"p v=1 1")
+    core = make_core()
+    attempts, is_full = [], [True]
+
+    def open_log():
+        attempts.append(1)
+        if is_full:
+            raise DiskError("write", "2.wal", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        return core.wal
+
+    core.ingest.begin_when_open(open_log, core.replayed.recent)
+    thread = run(core)
+    core.inbox.put([core.delivery(b"p v=2 2", packet_id=9)])
+    wait_until(lambda: len(attempts) > 2)
+    assert "read-only" in core.health.held
+    assert core.acked == []
+    assert [row[2] for row in core.rows()] == [1]
+    is_full.clear()
+    wait_until(lambda: core.acked == [9])
+    assert core.health.held == ""
+    assert [row[2] for row in core.rows()] == [1, 2]
+    core.ingest.stop()
+    thread.join(DEADLINE_S)
+
+
+def test_stop_while_there_is_no_log_ends_the_thread(core, monkeypatch):
+    """A stop does not wait for a disk that stays full."""
+
+    def open_log():
+        raise DiskError("write", "2.wal", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    core.ingest.begin_when_open(open_log, core.replayed.recent)
+    thread = run(core)
+    core.ingest.stop()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["held", "stopped"])
+def test_http_write_is_refused_when_no_new_file_can_be_made(core, monkeypatch, is_stopped):
+    """A client hears 503 although its write was taken: nothing of it is stored, and it can go elsewhere."""
+    monkeypatch.setattr("edge_appliance.ingest.RETRY_S", (0.01,))
+    failures = [1]
+    real = core.wal.replace
+
+    def fail(*arguments):
+        if failures:
+            if is_stopped:
+                core.ingest.stop()
+            raise DiskError("create", "x.wal", OSError(errno.EROFS, os.strerror(errno.EROFS)))
+        return real(*arguments)
+
+    monkeypatch.setattr(core.wal, "replace", fail)
+    FailingSync(monkeypatch, 1)
+    thread = run(core)
+    core.inbox.put([core.delivery(b"p v=1 1", packet_id=9), core.delivery(b"p v=2 2", on_done=print)])
+    wait_until(lambda: any(committed.results for committed in core.committed))
+    assert [result.refused for committed in core.committed for _, result in committed.results] == [
+        "the log cannot be written"
+    ]
+    if not is_stopped:
+        failures.clear()
+        wait_until(lambda: core.acked == [9])
+        assert [row[2] for row in core.rows()] == [1]
+        core.ingest.stop()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def test_delivery_that_cannot_be_encoded_costs_itself_only(core):
+    """What the log's format refuses is found before anything is written, and is a dead letter like a bad line."""
+    origin = Origin("edge", "ns", (("site", "\udcff"),), "mqtt", "t", "t")
+    core.commit(
+        core.delivery(b"p v=1 1", packet_id=1),
+        core.delivery(b"p v=2 2", packet_id=2, origin=origin),
+        core.delivery(b"p v=3 3", packet_id=3),
+    )
+    assert core.acked == [1, 2, 3]
+    assert [row[2] for row in core.rows()] == [1, 3]
+    assert [letter["reason"] for letter in read_dead_letters(core.paths.dead_letters)] == ["internal_error"]

@@ -577,3 +577,22 @@ def test_stop_ends_a_segment_that_waits_for_its_turn(world: World, monkeypatch: 
     persister.close()
     assert world.shown == {}
     assert all(log.exists() for log in logs)
+
+
+def test_lack_of_memory_is_no_failure_of_a_table(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often memory is short, rows stay in memory and log until they are parts; none goes to the quarantine."""
+    failures = [pa.ArrowMemoryError("malloc failed")] * (persist.TABLE_FAILURES_MAX + 1)
+    write = persist.write_part
+
+    def short_of_memory(path: Path, table: pa.Table, footer: Any) -> Part:
+        if failures:
+            raise failures.pop()
+        return write(path, table, footer)
+
+    monkeypatch.setattr(persist, "write_part", short_of_memory)
+    world.log_file(3)
+    persister = world.persister()
+    persister.submit(FakeSegment(3, make_set()))
+    assert persister.drain(DEADLINE_S)
+    assert sum(part.rows for part in world.catalog.state.parts) == 20
+    assert not world.quarantine.exists() or not list(world.quarantine.iterdir())

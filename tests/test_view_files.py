@@ -10,7 +10,7 @@ import pytest
 
 from edge_appliance.core.interval import NO_TIME, Interval
 from edge_appliance.core.parts import Part
-from edge_appliance.core.query_plan import SharedPart
+from edge_appliance.core.query_types import SharedPart
 from edge_appliance.errors import PathError, QueryError, StoreError
 from edge_appliance.view_files import ViewFiles
 

@@ -780,3 +780,40 @@ def test_core_of_the_log_needs_no_arrow():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"
+
+
+def test_file_that_is_dropped_while_the_log_is_opened_is_no_error(tmp_path, monkeypatch):
+    """Workers drop files of a start that is not over yet: what is gone is neither listed, counted nor synced."""
+    wal = started(tmp_path)
+    commit(wal, b"one")
+    wal.cut(0)
+    commit(wal, b"two")
+    wal.close()
+    again = make(tmp_path)
+    files = again.files()
+    real = open_file
+
+    def drop_first(path):
+        if path == files[0].path:
+            again.drop(files[0].id)
+        return real(path)
+
+    monkeypatch.setattr("edge_appliance.wal.open_file", drop_first)
+    assert [file.id for file in again.files()] == [2]
+    assert again.total_bytes == files[1].size
+    again.verify_durable(files)
+    again.start(1, 10, 0)
+    assert again.file_count == 2
+    again.close()
+
+
+def test_replace_can_begin_behind_records_that_are_lost(tmp_path, monkeypatch):
+    """Sequences of records that were shown and are not written again are not used a second time."""
+    wal = started(tmp_path)
+    for payload in (b"one", b"two", b"three"):
+        wal.append(FrameType.GROUP, payload)
+    with failing(monkeypatch, "fdatasync", errno.EIO), pytest.raises(DiskError):
+        wal.sync()
+    wal.replace(0, 3)
+    assert wal.first_sequence == wal.next_sequence == 3
+    wal.close()

@@ -6,6 +6,7 @@ Only the module of the command in question is imported, so that a short question
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -49,14 +50,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes stdout once more on its way out; that must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return Exit.BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print(f"the output cannot be written: {error.strerror}", file=sys.stderr)
+        return Exit.FAILED
     return code
 
 
+def _drop_output() -> None:
+    # The interpreter flushes stdout once more on its way out; that must not fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _dispatch(argv: Sequence[str] | None) -> int:
-    chosen = _parser().parse_args(argv)
+    usage = _parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        usage.print_help(sys.stderr)
+        return Exit.USAGE
+    chosen = usage.parse_args(argv)
     module = importlib.import_module(f"edge_appliance.cli.{chosen.command.replace('-', '_')}")
     command = cast("Command", module)
     parser = argparse.ArgumentParser(

@@ -28,6 +28,7 @@ from edge_appliance.core.columns import RowSet
 from edge_appliance.core.delivery import ColumnDefinition, Kind
 from edge_appliance.core.interval import ALL_TIME, MAX_NS, MIN_NS, NO_TIME, Interval, coarsen, complement, runs
 from edge_appliance.core.parts import Part, age, file_column, set_key
+from edge_appliance.core.query_types import HI_COLUMN, LO_COLUMN, PART_COLUMN, SharedPart
 from edge_appliance.core.view import TableView
 
 HOT_CONTESTED_LIMIT: Final = 32
@@ -37,13 +38,6 @@ _WORTHWHILE_SHARE: Final = 4
 
 _BUCKET_BITS: Final = 33
 """Times of rows in memory are told apart by 2^33 ns = 8.6 s: one late row contests seconds, not two days."""
-
-
-class SharedPart(NamedTuple):
-    """A part with contested times. The rows with times in `alone` bypass the aggregate all the same."""
-
-    part: Part
-    alone: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +157,6 @@ def _whole_microseconds(interval: Interval) -> Interval:
 
 # SQL of one table ----------------------------------------------------------------------------------------------
 
-PART_COLUMN: Final = "_edge_part"
-LO_COLUMN: Final = "_edge_lo"
-HI_COLUMN: Final = "_edge_hi"
-"""Partition columns of the directory of shared parts: place in the order of writing, and the first and last
-microsecond of the stretch that is the part's own. Names with `_edge` are never data."""
 ORDER_COLUMN: Final = "_edge_order"
 """Order of writing over all contested rows: the part's place, then one number for each row in memory."""
 

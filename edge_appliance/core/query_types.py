@@ -1,14 +1,29 @@
-"""Arrow types at the border of the SQL engine: of files, of rows in memory, and of answers."""
+"""What crosses the border of the SQL engine: labelled parts, and the Arrow types of files, rows and answers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from edge_appliance.core.columns import ARROW_TYPES, TIME_TYPE
 from edge_appliance.core.delivery import ColumnDefinition, Kind
-from edge_appliance.core.parts import file_column
+from edge_appliance.core.interval import Interval
+from edge_appliance.core.parts import Part, file_column
+
+PART_COLUMN: Final = "_edge_part"
+LO_COLUMN: Final = "_edge_lo"
+HI_COLUMN: Final = "_edge_hi"
+"""Partition columns of the directory of shared parts: place in the order of writing, and the first and last
+microsecond of the stretch that is the part's own. Names with `_edge` are never data."""
+
+
+class SharedPart(NamedTuple):
+    """A part with contested times. The rows with times in `alone` bypass the aggregate all the same."""
+
+    part: Part
+    alone: Interval
 
 
 def portable_schema(schema: pa.Schema) -> pa.Schema:

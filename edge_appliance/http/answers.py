@@ -90,5 +90,5 @@ def refuse_unless_running(request: web.Request, health: Health) -> web.Response 
 def one_line(text: str, limit: int = 300) -> str:
     """`text` as it may stand in the journal: no control characters, bounded."""
     if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit])
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:limit])
     return text[:limit]

@@ -89,7 +89,8 @@ def formats(encode_parquet: Callable[[pa.Schema, Batches], bytes]) -> dict[str, 
     """All formats by name; the first is the default. Parquet is written by its own module."""
 
     def parquet(schema: pa.Schema, batches: Batches) -> Iterator[bytes]:
-        return in_pieces(encode_parquet(schema, batches))
+        # A generator like the others: nothing may be encoded by who only asks for the pieces, the event loop.
+        yield from in_pieces(encode_parquet(schema, batches))
 
     known = (
         Format("json", "application/json", json_array),

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 import msgspec
+import pyarrow as pa
 from aiohttp import web
 
 from edge_appliance.errors import QueryError, QueryFault
-from edge_appliance.http.answers import json_answer, refuse, refuse_unless_running
+from edge_appliance.http.answers import json_answer, one_line, refuse, refuse_unless_running
 from edge_appliance.http.body import Held, read_body
 from edge_appliance.http.dependencies import Answer, HttpDependencies
 from edge_appliance.http.encode import Format, fill, formats
@@ -159,7 +160,10 @@ class Queries:
 
     async def _send(self, request: web.Request, result_format: Format, answer: Answer) -> web.StreamResponse:
         pieces = result_format.encode(answer.schema, answer.batches)
-        piece, has_more = await self._encoded(pieces)
+        try:
+            piece, has_more = await self._encoded(pieces)
+        except pa.ArrowNotImplementedError as error:
+            return refuse(request, 400, f"{result_format.name} cannot hold this result: {one_line(str(error))}")
         headers = {"Content-Type": result_format.content_type}
         if not has_more:
             return web.Response(body=piece, headers=headers)

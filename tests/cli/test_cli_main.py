@@ -42,7 +42,6 @@ def test_top_help_lists_each_command(command, capsys):
 @pytest.mark.parametrize(
     "argv",
     [
-        [],
         ["serve"],
         ["status", "--yaml"],
         ["query"],
@@ -95,6 +94,23 @@ def test_reader_that_leaves_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(10) == 141
+
+
+def test_no_arguments(capsys):
+    """Without arguments the commands are listed, and it is a usage error all the same."""
+    assert cli.main([]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert all(f"  {name} " in output.err for name in cli.COMMANDS)
+
+
+def test_full_disk_under_the_output():
+    """Output that the disk does not take is one line and 1, not a traceback."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device, not a path of ours
+        ended = subprocess.run(
+            [sys.executable, "-m", "edge_appliance", "version"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (1, b"the output cannot be written: No space left on device\n")
 
 
 def test_version(capsys):

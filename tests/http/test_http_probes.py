@@ -48,9 +48,7 @@ class NoInbox:
 class NoEngine:
     """No query is asked here."""
 
-    def run(
-        self, database: str, sql: str, params: Mapping[str, Any] | None = None, *, cancel: threading.Event
-    ) -> Any:
+    def run(self, database: str, sql: str, params: Mapping[str, Any] | None = None, *, cancel: threading.Event) -> Any:
         """Refuse."""
         raise AssertionError
 
@@ -288,6 +286,22 @@ def test_malformed_requests(request_bytes: bytes, caplog: pytest.LogCaptureFixtu
         assert b"<html" not in answer
         assert client.ask("/ping").status == 204
     assert [record for record in caplog.records if record.exc_info or record.levelno > logging.WARNING] == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"POST /write?db=edge HTTP/1.1\r\nHost: gw\r\nContent-Length: 50\r\n\r\nm v=1", b"GET /ping HTTP/1.1\r\nHo"],
+    ids=["in the body", "in the head"],
+)
+def test_clients_that_leave_are_not_our_errors(start: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """A request cut off by its client leaves no line in the journal: there are devices that do it all day."""
+    with serving() as client:
+        with socket.create_connection(("127.0.0.1", client.port), DEADLINE_S) as connection:
+            connection.sendall(start)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(65536) == b""
+        assert client.ask("/ping").status == 204
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 def test_serve_address_in_use() -> None:

@@ -110,8 +110,8 @@ class Client:
         self.needs = dependencies
         self.health = dependencies.health
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
         self._server = self._call(self._start())
         self.port: int = self._server.port
 
@@ -125,7 +125,7 @@ class Client:
         """Stop the server and its loop."""
         self._call(self._server.stop())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        self.thread.join()
         self.loop.close()
 
     def ask(
@@ -542,6 +542,28 @@ def test_query_that_nothing_interrupts() -> None:
         may_end.set()
         engine.threads[0].join(DEADLINE_S)
         assert client.sql().status == 200
+
+
+def test_query_is_encoded_off_the_loop() -> None:
+    """No format is encoded by the thread that moves everybody's bytes."""
+    threads: list[threading.Thread] = []
+
+    def note(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
+        threads.append(threading.current_thread())
+        return parquet_bytes(schema, batches)
+
+    with serving(cpu_rows, encode_parquet=note) as (client, _):
+        assert client.sql(format="parquet").status == 200
+        assert threads[0] is not client.thread
+
+
+def test_query_result_that_a_format_cannot_hold() -> None:
+    """A type that Parquet lacks is the question's fault: one sentence, and other formats are not affected."""
+    rows = result({"i": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
+    with serving(lambda: rows) as (client, _):
+        reply = client.sql(format="parquet")
+        assert (reply.status, reply.json["error"][:31]) == (400, "parquet cannot hold this result")
+        assert client.sql(format="json").status == 200
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])

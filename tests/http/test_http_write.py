@@ -108,9 +108,7 @@ class FakeInbox:
 class NoEngine:
     """No query is asked here."""
 
-    def run(
-        self, database: str, sql: str, params: Mapping[str, Any] | None = None, *, cancel: threading.Event
-    ) -> Any:
+    def run(self, database: str, sql: str, params: Mapping[str, Any] | None = None, *, cancel: threading.Event) -> Any:
         """Refuse."""
         raise AssertionError
 
