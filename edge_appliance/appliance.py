@@ -64,6 +64,7 @@ MEMORY_DRAIN_S: Final = 30.0
 def run(config: Config) -> int:
     """Run the appliance until SIGTERM or SIGINT; returns the exit code. Raises PathError and other EdgeErrors."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    host.raise_open_files_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config))
 

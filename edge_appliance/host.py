@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,12 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
 def rss_bytes() -> int:
     """Resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
+
+
+def raise_open_files_limit() -> None:
+    """Use the hard limit: at the usual 1,024 a thousand idle clients would keep the log from opening its next file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def disk_total_bytes(path: Path) -> int:

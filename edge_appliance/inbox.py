@@ -6,6 +6,7 @@ in payload bytes: whoever puts looks at `is_full` and stops reading until `on_ro
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from edge_appliance.core.delivery import Delivery
+from edge_appliance.core.delivery import Delivery, DeliveryResult
 from edge_appliance.metrics import Metrics
 
 ENTRY_OVERHEAD_BYTES: Final = 300
@@ -114,10 +115,14 @@ class Inbox:
             return True
 
     def close(self) -> None:
-        """Wake the ingest thread for the last time: what waits is forgotten (a broker still has it)."""
+        """Wake the ingest thread for the last time. What waits is forgotten: brokers have it, writers are told."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+            writers = [delivery.on_done for delivery in self._waiting if delivery.on_done is not None]
+        refusal = DeliveryResult(0, refused="stopping")
+        for on_done in writers:
+            self._post(functools.partial(on_done, refusal))
 
     def take(self, timeout_s: float) -> Group | None:
         """Wait for a group to close and take it; None when none did within `timeout_s`, or after `close`."""

@@ -134,6 +134,7 @@ class Ingest:
         try:
             wal = self._open_log()
         except EdgeError as error:
+            _log.error("%s; nothing is acknowledged before there is a log", error)
             self._hold_for_log(error)
             return False
         self._open_log = None

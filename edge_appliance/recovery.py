@@ -18,6 +18,7 @@ from edge_appliance import durable
 from edge_appliance.buffer import Buffer
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.append import Appender, IsCovered
+from edge_appliance.core.delivery import CLOCK_UNSET_BEFORE_NS
 from edge_appliance.core.parts import cover_intervals
 from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.segment import Segment
@@ -114,6 +115,9 @@ class Replay:
     def _replay_file(self, file: WalFile, successor: FileHeader | None) -> None:
         done = self._done
         done.last_segment_id = max(done.last_segment_id, file.id)
+        if file.header is not None and file.header.created_ns >= CLOCK_UNSET_BEFORE_NS:
+            # Also when its rows are in parts or it never had any: an unset clock goes on from the last time seen.
+            done.last_arrival_ns = max(done.last_arrival_ns, file.header.created_ns)
         if file.id in self._catalog.state.persisted_segments:
             # Unlinking may have been undone by a power cut; its rows are in parts.
             self._drop(file.id)
@@ -145,10 +149,10 @@ class Replay:
                 continue
             if found.type == FrameType.GROUP and found.sequence > done.last_sequence:
                 mismatches += self._append(file, segment, found, is_covered)
-                rank = found.sequence
             elif found.type not in KNOWN_TYPES:
                 self._metrics.wal_skipped.add()
-            done.last_sequence = max(done.last_sequence, found.sequence)
+            if found.sequence > done.last_sequence:
+                rank = done.last_sequence = found.sequence
             self._show(self._passed_bytes + found.offset + found.length)
         self._passed_bytes += file.size
         self._show(self._passed_bytes)
@@ -209,7 +213,7 @@ class Replay:
         for found in self._wal.read(file, successor):
             if self._is_stopping():
                 raise Stopped
-            if isinstance(found, Frame) and found.type == FrameType.GROUP:
+            if isinstance(found, Frame):
                 rank = max(rank, found.sequence)
         covered = {
             (database, table, date.toordinal() - _EPOCH_ORDINAL)

@@ -63,7 +63,7 @@ class Rejects:
         origin = delivery.origin
         try:
             self._dead_letters.append(delivery.arrival_ns, origin.source, origin.label, errors)
-        except DiskError as error:
+        except (DiskError, ValueError) as error:  # or a topic that is no text
             self._metrics.dead_letters_dropped.add(len(errors))
             self._health.degrade("dead_letters", f"rejected lines are not kept: {error}")
         else:

@@ -42,6 +42,15 @@ def test_take_returns_none_after_close():
     assert inbox.take(DEADLINE_S) is None
 
 
+def test_close_tells_writers_that_wait():
+    """A write that was not taken before the stop is refused at once; the client must not wait for a time limit."""
+    told = []
+    inbox = Inbox(2**20, 60.0, Metrics())
+    inbox.put([delivery(), delivery(qos=0, on_done=told.append), delivery(qos=0)])
+    inbox.close()
+    assert [result.refused for result in told] == ["stopping"]
+
+
 def test_close_wakes_a_waiting_thread():
     """Stopping does not wait for the next message."""
     inbox = Inbox(2**20, 0.0, Metrics())

@@ -393,3 +393,11 @@ def test_file_that_cannot_be_kept_does_not_stop_the_start(core, monkeypatch):
     again = core.restart()
     assert "is not kept" in again.health.degraded["wal_mismatch"]
     again.abandon()
+
+
+def test_time_goes_on_behind_a_log_without_rows(core):
+    """A clock that is unset at the next boot continues from when the newest file was made, not from 1970."""
+    created_ns = open_file(wal_paths(core)[-1]).header.created_ns
+    again = core.restart()
+    assert again.replayed.last_arrival_ns == created_ns
+    again.abandon()

@@ -1,6 +1,7 @@
 """Rejected lines: counted, kept, synced, and never in the way of a good one."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from core_harness import ARRIVAL_NS, ORIGIN
@@ -34,3 +35,13 @@ def test_letters_behind_a_cut_are_synced_too(rejects, monkeypatch):
         rejects.keep([Delivery(ORIGIN, b"x", ARRIVAL_NS)], [RESULT])
         sync()
         assert len(synced) == n
+
+
+def test_letter_that_cannot_be_written_as_text_is_counted(rejects):
+    """A topic that is no valid text costs its letters, and nobody's rows."""
+    origin = replace(ORIGIN, label="\udcff")
+    rejects.keep([Delivery(origin, b"x", ARRIVAL_NS)], [RESULT])
+    assert rejects._metrics.dead_letters_dropped.value() == 1
+    assert "dead_letters" in rejects._health.degraded
+    rejects.keep([Delivery(ORIGIN, b"x", ARRIVAL_NS)], [RESULT])
+    assert rejects._health.degraded == {}

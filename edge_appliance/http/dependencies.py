@@ -59,7 +59,7 @@ class HttpLimits:
     max_held_bytes: int = 0
     """Of all bodies that are being read, inflated or written; 0: four bodies of the largest size."""
     max_writes: int = 256
-    """Writes in flight. A writer waits for one sync, so this is far above what a gateway's devices need at once."""
+    """Writes with the log. A writer waits for one sync, so this is far above what a gateway's devices need at once."""
     max_queries: int = 2
     """Queries running at once: each holds a thread and a share of the query memory."""
     max_waiting_queries: int = 16

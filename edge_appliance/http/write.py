@@ -67,20 +67,11 @@ class Writes:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one write."""
         refusal = self._refuse_now(request)
-        if refusal is None and self._in_flight >= self._limits.max_writes:
-            refusal = refuse(request, 503, "too many writes at once", retry_after_s=_FULL_RETRY_S)
         if refusal is not None:
             return refusal
         target = _target(request)
         if isinstance(target, web.Response):
             return target
-        self._in_flight += 1
-        try:
-            return await self._write(request, target)
-        finally:
-            self._in_flight -= 1
-
-    async def _write(self, request: web.Request, target: _Target) -> web.Response:
         with self._held.share() as share:
             body = await read_body(request, self._limits, share, self._workers)
             if isinstance(body, web.Response):
@@ -91,12 +82,19 @@ class Writes:
             refusal = self._refuse_now(request)
             if refusal is not None:
                 return refusal
-            return _answer(request, await self._commit(request, target, body))
+            # Counted from here: clients whose bodies never end must not take the places of those that write.
+            self._in_flight += 1
+            try:
+                return _answer(request, await self._commit(request, target, body))
+            finally:
+                self._in_flight -= 1
 
     def _refuse_now(self, request: web.Request) -> web.Response | None:
         refusal = refuse_unless_running(request, self._needs.health)
         if refusal is None and self._needs.inbox.is_full:
             return refuse(request, 503, self._held_reason("the inbox is full"), retry_after_s=_FULL_RETRY_S)
+        if refusal is None and self._in_flight >= self._limits.max_writes:
+            return refuse(request, 503, "too many writes at once", retry_after_s=_FULL_RETRY_S)
         return refusal
 
     async def _commit(self, request: web.Request, target: _Target, body: bytes) -> DeliveryResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import gzip
 import http.client
 import io
@@ -692,6 +693,18 @@ def test_write_too_many_at_once() -> None:
         assert client.post(TARGETS["v2"]).status == 503
         client.inbox.may_answer.set()
         assert future.result(DEADLINE_S).status == 204
+        assert client.post(TARGETS["v2"]).status == 204
+
+
+def test_write_beside_bodies_that_never_end() -> None:
+    """Clients that begin bodies and do not go on take no places from those that write."""
+    head = b"POST /api/v2/write?bucket=edge HTTP/1.1\r\nHost: gw\r\nAuthorization: Token %b\r\n" % TOKEN.encode()
+    with serving(limits=HttpLimits(max_writes=1)) as client, contextlib.ExitStack() as open_ones:
+        for _ in range(3):
+            connection = open_ones.enter_context(client.connect())
+            # The interim answer says that the handler waits for the body.
+            connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\ncpu")
+            assert connection.recv(1024).startswith(b"HTTP/1.1 100 ")
         assert client.post(TARGETS["v2"]).status == 204
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,27 @@ def test_port_in_use(appliance: ApplianceProcess) -> None:
     log = appliance.log.read_text()
     assert f"127.0.0.1:{appliance.http_port}" in log.splitlines()[-1]
     assert "Traceback" not in log
+
+
+def test_open_files_up_to_the_hard_limit(appliance: ApplianceProcess) -> None:
+    """Idle clients in the hundreds do not keep the log from opening its next file."""
+    appliance.wrapper = ["sh", "-c", 'ulimit -S -n 100; exec "$@"', "sh"]
+    appliance.start()
+    limits = Path(f"/proc/{appliance.pid}/limits").read_text()
+    soft, hard = re.findall(r"Max open files +(\d+) +(\d+)", limits)[0]
+    assert soft == hard
+
+
+def test_write_caught_by_a_stop_is_refused_at_once(tmp_path: Path) -> None:
+    """What was not taken when SIGTERM came is answered 503, so the stop waits for no client's time limit."""
+    with (
+        ApplianceProcess(tmp_path / "a", mqtt_port=free_port(), settings={"wal": {"group_delay": "1s"}}) as appliance,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        appliance.start()
+        write = pool.submit(appliance.write, b"m v=1")
+        wait_until(lambda: appliance.metric("inbox_bytes") > 0, "the write waits for its group", 5, pause_s=0.005)
+        assert appliance.stop(4.0) == 0
+        with pytest.raises(RefusedError) as refused:
+            write.result(1)
+        assert (refused.value.status, "stopping" in str(refused.value)) == (503, True)
