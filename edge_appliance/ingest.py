@@ -218,11 +218,8 @@ class Ingest:
             appended = durable
         self._buffer.publish()
         self._shown_sequence = self._wal.next_sequence - 1
-        deliveries = self._buffer.state.open.deliveries
-        for key in keys:
-            if key is not None:
-                self._recent.add(key)
-                deliveries.add(key)
+        self._recent.add(keys)
+        self._buffer.state.open.keep_keys(keys)
         self._count(group, appended)
         results = [
             (delivery.on_done, result)

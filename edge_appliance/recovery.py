@@ -198,11 +198,11 @@ class Replay:
 
     def _remember(self, segment: Segment, record: GroupRecord) -> None:
         done = self._done
-        for entry in record.entries:
-            done.last_arrival_ns = max(done.last_arrival_ns, entry.arrival_ns)
-            if entry.key is not None:
-                done.recent.add(entry.key)
-                segment.deliveries.add(entry.key)
+        arrivals = (entry.arrival_ns for entry in record.entries)
+        done.last_arrival_ns = max(done.last_arrival_ns, *arrivals)
+        keys = [entry.key for entry in record.entries]
+        done.recent.add(keys)
+        segment.keep_keys(keys)
 
     def _cover(self, file: WalFile, successor: FileHeader | None) -> IsCovered | None:
         """Which rows of a file are in a listed part; None when none are, as nearly always."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey
@@ -17,29 +18,32 @@ MAX_KEYS: Final = 8_192
 
 
 class RecentDeliveries:
-    """Keys of the last logged QoS 1 deliveries, by packet id; beyond the limit the oldest are forgotten."""
+    """Keys of the last logged QoS 1 deliveries, by packet id: at least `limit` of them, at most twice as many."""
 
-    def __init__(self, keys: Iterable[DeliveryKey] = (), limit: int = MAX_KEYS) -> None:
+    def __init__(self, keys: Iterable[DeliveryKey | None] = (), limit: int = MAX_KEYS) -> None:
         self._limit = limit
         self._digests: dict[int, bytes] = {}
-        for key in keys:
-            self.add(key)
+        self.add(keys)
 
     def has(self, key: DeliveryKey) -> bool:
         """Whether the last logged delivery of this packet id had the same topic and payload."""
         return self._digests.get(key.packet_id) == key.digest
 
-    def add(self, key: DeliveryKey) -> None:
-        """Remember a logged delivery as the latest one."""
+    def add(self, keys: Iterable[DeliveryKey | None]) -> None:
+        """Remember logged deliveries as the latest ones; those without a key are passed over."""
         digests = self._digests
-        digests.pop(key.packet_id, None)
-        digests[key.packet_id] = key.digest
-        if len(digests) > self._limit:
-            del digests[next(iter(digests))]
+        for key in keys:
+            if key is not None:
+                digests.pop(key.packet_id, None)
+                digests[key.packet_id] = key.digest
+        if len(digests) > 2 * self._limit:
+            # The oldest half goes at once: one by one, finding the oldest takes longer with each that is gone.
+            self._digests = dict(islice(digests.items(), len(digests) - self._limit, None))
 
-    def keys(self) -> list[DeliveryKey]:
-        """All remembered keys, the latest last."""
-        return [DeliveryKey(packet_id, digest) for packet_id, digest in self._digests.items()]
+    def latest(self) -> list[DeliveryKey]:
+        """The last remembered keys, the latest at the end."""
+        latest = list(self._digests.items())[-self._limit :]
+        return [DeliveryKey(packet_id, digest) for packet_id, digest in latest]
 
 
 def delivery_key(delivery: Delivery) -> DeliveryKey | None:

@@ -7,14 +7,14 @@ under the buffer's lock; everything else is the ingest thread's alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_appliance.core.columns import OPEN_RANK, Chunk, RowSet, SeriesTags, Tail
 from edge_appliance.core.delivery import DeliveryKey, TableDefinition, Tags
 from edge_appliance.core.line_protocol import Context, Head
-from edge_appliance.core.redelivery import RecentDeliveries
+from edge_appliance.core.redelivery import MAX_KEYS, RecentDeliveries
 from edge_appliance.core.schema import TableSchema
 
 FREEZE_ROWS: Final = 4_096
@@ -106,8 +106,8 @@ class Segment:
         """Parser contexts by origin with the heads they know, made by the appender."""
         self.touched: dict[TableBuffer, None] = {}
         """Buffers that got rows beyond their mark, in order."""
-        self.deliveries = RecentDeliveries()
-        """The last QoS 1 deliveries in it: whoever drops its log file must keep their keys."""
+        self._keys: list[DeliveryKey | None] = []
+        """Of its deliveries: whoever drops its log file must keep the last ones."""
         self.series_bytes = 0
         self._size_bytes = 0
         self._undo: list[tuple[dict[Any, Any], Any, list[Tags] | None]] = []
@@ -219,8 +219,14 @@ class Segment:
         return [row_set for row_set in sets if row_set is not None]
 
     def delivery_keys(self) -> list[DeliveryKey]:
-        """Keys of the last QoS 1 deliveries that brought its rows, the latest last."""
-        return self.deliveries.keys()
+        """Keys of the last QoS 1 deliveries that brought its rows, the latest at the end."""
+        return RecentDeliveries(self._keys).latest()
+
+    def keep_keys(self, keys: Sequence[DeliveryKey | None]) -> None:
+        """Add the keys of a published group's deliveries."""
+        self._keys.extend(keys)
+        if len(self._keys) > 4 * MAX_KEYS:
+            del self._keys[: -2 * MAX_KEYS]
 
     def definitions(self) -> list[TableDefinition]:
         """Visible definitions of all tables that have rows here."""

@@ -33,6 +33,7 @@ def test_later_delivery_takes_the_place_of_an_earlier_one_with_its_packet_id():
 def test_oldest_keys_are_forgotten_beyond_the_limit():
     """Memory is bounded, and what was added last is what stays."""
     recent = RecentDeliveries((DeliveryKey(n, b"a") for n in range(10)), limit=3)
-    recent.add(DeliveryKey(8, b"b"))
-    recent.add(DeliveryKey(1, b"c"))
-    assert recent.keys() == [DeliveryKey(9, b"a"), DeliveryKey(8, b"b"), DeliveryKey(1, b"c")]
+    assert not recent.has(DeliveryKey(0, b"a"))
+    recent.add([DeliveryKey(8, b"b"), None, DeliveryKey(1, b"c")])
+    assert recent.latest() == [DeliveryKey(9, b"a"), DeliveryKey(8, b"b"), DeliveryKey(1, b"c")]
+    assert all(recent.has(key) for key in recent.latest())
