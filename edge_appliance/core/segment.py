@@ -49,6 +49,7 @@ class TableBuffer:
         "schema",
         "series",
         "series_mark",
+        "tag_names",
         "tail",
         "tail_bytes",
         "tail_bytes_mark",
@@ -63,6 +64,8 @@ class TableBuffer:
         self.series: list[Tags] = []
         self.refs: dict[Tags, int] = {}
         self.series_mark = 0
+        self.tag_names: dict[frozenset[str], frozenset[str]] = {}
+        """The sets of tag keys that occur, so that heads can share them."""
         self.tail_bytes = 0
         self.tail_bytes_mark = 0
         self.frozen_bytes = 0
@@ -212,6 +215,7 @@ class Segment:
         self.contexts.clear()
         for buffer in self.tables.values():
             buffer.refs = {}
+            buffer.tag_names = {}
 
     def row_sets(self) -> list[RowSet]:
         """All tables with visible rows."""
