@@ -52,6 +52,8 @@ GC_THRESHOLD: Final = (50_000, 50, 100)
 """Rows are not cyclic garbage: with the default of 700 objects the collector walks them again and again."""
 TICK_S: Final = 0.25
 STATION_LIMIT_S: Final = 60.0
+SLICE_LIMIT_S: Final = 600.0
+"""For one slice of a table, sorted, written and synced on the slowest card; beyond it the worker hangs."""
 GROUP_END_S: Final = 15.0
 """How long a stop waits for the group in work."""
 DEAD_LETTER_BYTES: Final = 16 * 2**20
@@ -92,7 +94,10 @@ class Appliance:
         self._notifier = Notifier()
         self._loop_station = Station("event loop", STATION_LIMIT_S)
         self._ingest_station = Station("ingest", STATION_LIMIT_S)
-        self._watchdog = Watchdog(self._notifier, [self._loop_station, self._ingest_station])
+        self._worker_stations = [
+            Station(f"persist worker {number}", SLICE_LIMIT_S) for number in range(config.persist.workers)
+        ]
+        self._watchdog = Watchdog(self._notifier, [self._loop_station, self._ingest_station, *self._worker_stations])
         self._paths = Paths(config.node.data_dir)
         self._paths.create()
         self._lock = durable.lock_directory(self._paths.root)
@@ -133,6 +138,7 @@ class Appliance:
             self._wal,
             health,
             metrics,
+            stations=self._worker_stations,
             on_parts=self._uploader.submit,
         )
         self._sql = SqlEngine(self._buffer, files, paths.view, config.query, metrics)

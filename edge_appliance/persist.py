@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import queue
 import threading
 import time
 from collections import Counter
@@ -43,6 +44,7 @@ from edge_appliance.health import Health
 from edge_appliance.metrics import Metrics
 from edge_appliance.parquet_file import PartFooter, write_part
 from edge_appliance.store import count_parts
+from edge_appliance.systemd import Station
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +119,7 @@ class Persister:
         health: Health,
         metrics: Metrics,
         *,
+        stations: Sequence[Station] = (),
         on_parts: Callable[[Sequence[Part]], None] = lambda parts: None,
         slice_bytes: int = SLICE_BYTES,
         first_pause_s: float = FIRST_PAUSE_S,
@@ -132,6 +135,11 @@ class Persister:
         """Told of parts that are committed and shown: the uploader."""
         self._slice_bytes = slice_bytes
         self._first_pause_s = first_pause_s
+        self._idle = queue.SimpleQueue[Station]()
+        """Stations of workers without a table; those with one must get on, slice by slice."""
+        for station in stations:
+            station.rest()
+            self._idle.put(station)
         self._tables = ThreadPoolExecutor(workers, "persist-table")
         # These only wait for tables, disk and catalog: one for each segment that could keep a worker busy.
         self._segments = ThreadPoolExecutor(workers, "persist")
@@ -236,12 +244,25 @@ class Persister:
         return reason
 
     def _write_table(self, segment: SealedSegment, row_set: RowSet) -> list[Part]:
+        try:
+            station = self._idle.get_nowait()
+        except queue.Empty:  # nobody watches
+            return self._write_slices(segment, row_set, lambda: None)
+        try:
+            return self._write_slices(segment, row_set, station.beat)
+        finally:
+            station.rest()
+            self._idle.put(station)
+
+    def _write_slices(self, segment: SealedSegment, row_set: RowSet, beat: Callable[[], None]) -> list[Part]:
         state = self._catalog.state
         parts: list[Part] = []
         try:
+            beat()
             for piece in sort_and_merge(row_set, self._slice_bytes):
                 if self._stop.is_set():
                     break
+                beat()
                 part = Part(
                     row_set.database,
                     row_set.table,

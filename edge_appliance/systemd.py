@@ -92,10 +92,14 @@ class Station:
         """Report progress: the station is fresh for `limit_s` from now."""
         self._fresh_until = self._clock() + self.limit_s
 
+    def rest(self) -> None:
+        """Wait for work from now on: alive until the next beat, however long that takes."""
+        self._fresh_until = math.inf
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """While inside, the owner waits for work and counts as alive however long it takes."""
-        self._fresh_until = math.inf
+        self.rest()
         try:
             yield
         finally:

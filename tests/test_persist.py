@@ -27,6 +27,7 @@ from edge_appliance.metrics import Metrics
 from edge_appliance.parquet_file import read_footer
 from edge_appliance.persist import Persister
 from edge_appliance.store import PartFiles, clean_spool
+from edge_appliance.systemd import Station
 
 DEADLINE_S = 20.0
 DAY_NS = 86_400 * 10**9
@@ -596,3 +597,28 @@ def test_lack_of_memory_is_no_failure_of_a_table(world: World, monkeypatch: pyte
     assert persister.drain(DEADLINE_S)
     assert sum(part.rows for part in world.catalog.state.parts) == 20
     assert not world.quarantine.exists() or not list(world.quarantine.iterdir())
+
+
+def test_busy_worker_must_get_on_and_an_idle_one_may_rest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog's station has a deadline while a slice is written, and none before and after."""
+    now_s = [0.0]
+    station = Station("worker", 10.0, clock=lambda: now_s[0])
+    seen = []
+    write_part = persist.write_part
+
+    def slow(*arguments: Any) -> Part:
+        now_s[0] += 9.0
+        seen.append(station.is_fresh)
+        now_s[0] += 2.0
+        seen.append(station.is_fresh)
+        return write_part(*arguments)
+
+    monkeypatch.setattr(persist, "write_part", slow)
+    persister = world.persister(stations=[station])
+    now_s[0] = 1_000.0
+    assert station.is_fresh
+    persister.submit(FakeSegment(1, make_set()))
+    assert persister.drain(DEADLINE_S)
+    assert seen == [True, False] * (len(seen) // 2)  # one pair a slice
+    now_s[0] += 1_000.0
+    assert station.is_fresh

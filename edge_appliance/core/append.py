@@ -251,9 +251,9 @@ class Appender:
                     self.schema.add_column(schema, tag, Kind.TAG)
             # Keys and their sets are the same for nearly all series: one copy of each is a third of the memory.
             tags = tuple((sys.intern(tag), value) for tag, value in head.tags)
-            names = buffer.tag_names.setdefault(head.tag_names, head.tag_names)
+            tag_names = buffer.tag_names.setdefault(head.tag_names, head.tag_names)
             ref = segment.add_series(buffer, tags)
-            series_head = SeriesHead(schema.name, buffer.series[ref], head.collisions, names, buffer, ref)
+            series_head = SeriesHead(schema.name, buffer.series[ref], head.collisions, tag_names, buffer, ref)
             if len(heads) < MAX_HEADS_PER_SERIES * (len(buffer.series) + 1_000):
                 segment.add_head(heads, line.raw_head, series_head)
             error = self._append_line(segment, database, heads, line._replace(head=series_head), undo)
