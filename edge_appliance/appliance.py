@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """Between threads that run Python: with the default 5 ms a busy worker holds up each acknowledgement."""
-GC_THRESHOLD: Final = (50_000, 50, 100)
+GC_THRESHOLD: Final = (200_000, 20, 100)
 """Rows are not cyclic garbage: with the default of 700 objects the collector walks them again and again."""
 TICK_S: Final = 0.25
 STATION_LIMIT_S: Final = 60.0
@@ -66,6 +66,7 @@ MEMORY_DRAIN_S: Final = 30.0
 def run(config: Config) -> int:
     """Run the appliance until SIGTERM or SIGINT; returns the exit code. Raises PathError and other EdgeErrors."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLD)
     host.raise_open_files_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(config))
@@ -231,7 +232,6 @@ class Appliance:
         source.add_done_callback(self._check_source)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*GC_THRESHOLD)
         self.health.enter(Phase.RUNNING)
         self.metrics.ready.set(1)
         self._notifier.ready(self.health.status_line())

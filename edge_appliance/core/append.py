@@ -346,7 +346,7 @@ def _append_row(buffer: TableBuffer, ref: int, time_ns: int, targets: Sequence[t
     for column, value in targets:
         column.rows.append(row)
         column.values.append(value)
-        if column.kind is Kind.STRING:
+        if column.is_string:
             size_bytes += STRING_OVERHEAD_BYTES + len(value)
     buffer.tail_bytes += size_bytes
 

@@ -125,10 +125,11 @@ class RowSet:
 class TailColumn:
     """Values of one field in a tail, as parallel (row, value) arrays. Strings wait as Python strings."""
 
-    __slots__ = ("kind", "rows", "values")
+    __slots__ = ("is_string", "kind", "rows", "values")
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
+        self.is_string = kind is Kind.STRING
         self.rows = array("I")
         code = _TYPE_CODES.get(kind)
         self.values: Any = array(code) if code else []

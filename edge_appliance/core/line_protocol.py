@@ -51,6 +51,8 @@ _Reject = tuple[str, int, str]
 
 _NO_LIMIT: Final = 1 << 62
 
+_FLOAT: Final = Kind.FLOAT
+_INT: Final = Kind.INT
 # One field of an ordinary line and the comma behind it. Digits are so few that no number can leave its range, names
 # are not reserved. The look-behind lets a search that finds nothing pass over a long word once, not once per byte.
 _find_ordinary: Final = re.compile(
@@ -247,13 +249,15 @@ class _Reader:
         else:
             body, stated_ns = rest, self.context.arrival_ns
         fields: list[Field] = []
+        names: set[str] = set()
         length = 0
         for piece, name, number, whole, unsigned, word, text in _find_ordinary(body):
             length += len(piece)
+            names.add(name)
             if number:
-                fields.append((name, Kind.FLOAT, float(number)))
+                fields.append((name, _FLOAT, float(number)))
             elif whole:
-                fields.append((name, Kind.INT, int(whole)))
+                fields.append((name, _INT, int(whole)))
             elif unsigned:
                 fields.append((name, Kind.UINT, int(unsigned)))
             elif word:
@@ -261,7 +265,6 @@ class _Reader:
             else:
                 value = unescape_string(text.encode()) if "\\" in text else text
                 fields.append((name, Kind.STRING, value))
-        names = {name for name, _, _ in fields}
         is_whole = fields and length == len(body) and len(names) == len(fields) and names.isdisjoint(tag_names)
         return (fields, stated_ns) if is_whole else None
 
