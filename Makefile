@@ -3,7 +3,7 @@
 #   make run                    broker, appliance and a simulated fleet until Ctrl-C
 #   make run FOR=20s            the same for 20 seconds
 #   make run DEMO=0             without the fleet: publish to it yourself
-#   make test                   all tests        (make test ARGS="tests/core -x")
+#   make test                   ruff, mypy and all tests (make test ARGS="tests/core -x")
 #   make bench                  measurements     (make bench ARGS="--only a,c --scale 0.1")
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
@@ -17,7 +17,7 @@ N ?= 1000
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
 
-test: setup
+test: lint
 	$(BIN)/pytest $(ARGS)
 
 bench: setup

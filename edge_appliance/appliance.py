@@ -23,6 +23,7 @@ from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DeadLetters
+from edge_appliance.errors import PathError
 from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import HttpServer, build_app, serve
 from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
@@ -103,11 +104,20 @@ class Appliance:
         self._paths.create()
         self._lock = durable.lock_directory(self._paths.root)
         self._store = DirectoryStore(config.store.directory)
+        self._look_at_store()
         self._catalog = open_catalog(self._paths, self._store, config.node.id, self.health)
         self._clock = ArrivalClock()
         self._build_core()
         self._build_sources()
         self._reporter = Reporter(self._notifier, self.health, self.metrics, self._buffer, self._loop_station)
+
+    def _look_at_store(self) -> None:
+        """Say at once when the store cannot be used; the appliance starts all the same, parts wait in the spool."""
+        try:
+            durable.make_directory(self._store.root)
+        except PathError as error:
+            _log.error("the store is not available, parts stay in the spool: %s", error)
+            self.health.degrade("store", f"not available: {error}")
 
     def _build_core(self) -> None:
         """Wire what stores and finds rows."""

@@ -214,3 +214,13 @@ def test_stop_under_load_is_quick_and_loses_nothing(broker, tmp_path):
         appliance.start()
         stored = {row["n"] for row in appliance.query("SELECT n FROM press")}
         assert set(acked) <= stored
+
+
+def test_store_that_is_away_is_named_and_holds_nothing_up(broker, tmp_path):
+    """Without its store the appliance starts, takes rows, persists and answers; parts wait in the spool."""
+    settings = {**QUICK, "store": {"url": "file:///proc/nowhere"}}
+    with appliance_for(broker, tmp_path / "a", settings).start() as appliance:
+        assert b"store" in appliance.get("/health")
+        appliance.write(b"press temp=1 5")
+        wait_until(lambda: appliance.metrics().get('parts{state="spooled"}') == 1, "the part is spooled", 20)
+        assert appliance.query("SELECT temp FROM press") == [{"temp": 1.0}]
