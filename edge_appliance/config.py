@@ -75,7 +75,7 @@ class TlsSection(msgspec.Struct, frozen=True):
 class MqttSection(msgspec.Struct, frozen=True):
     """[mqtt]: the broker, and which topics are read."""
 
-    host: Annotated[str, Key("host", "127.0.0.1", values.name(r"\S{1,255}", "a host name or address"))]
+    host: Annotated[str, Key("host", "127.0.0.1", values.host)]
     port: Annotated[int, Key("port", 1883, values.integer(1, 65_535))]
     protocol: Annotated[Literal["auto", "5", "3.1.1"], Key("protocol", "auto", values.one_of("auto", "5", "3.1.1"))]
     username: Annotated[str, Key("username", "", values.text)]
@@ -347,7 +347,7 @@ class _Loader:
         relate(
             [("http", "max_body"), ("memory", "inbox_limit")],
             lambda: body_bytes > inbox_bytes,
-            lambda: f"{size_text(body_bytes)} can never enter memory.inbox_limit ({size_text(inbox_bytes)})",
+            lambda: f"http.max_body ({size_text(body_bytes)}) is above memory.inbox_limit ({size_text(inbox_bytes)})",
         )
         relate(
             [("http", "listen"), ("http", "token_file")],

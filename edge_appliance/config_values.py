@@ -268,6 +268,13 @@ def name(pattern: str, expected: str) -> Parser:
     return parse
 
 
+def host(value: object) -> str:
+    """A host name or address; scheme and port, which many write there, would only be found out by the resolver."""
+    # A single colon is a port; an IPv6 address has two at least.
+    pattern = r"[^\s:/]{1,255}|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[^\s/]{0,200}"
+    return str(name(pattern, "a host name or address, without scheme and port")(value))
+
+
 def one_of(*choices: str) -> Parser:
     """One of a few words."""
 

@@ -228,6 +228,8 @@ def test_unknown_section_gets_a_suggestion(faults):
         ("[[mqtt.route]]\ntopic='a'\n[[mqtt.route]]\ntopic='a'", "edge.toml:4: mqtt.route.topic", "the first one wins"),
         ("[[mqtt.route]]\ntopic = 'a'\nqos = 2", "edge.toml:3: mqtt.route.qos", "QoS 2 is not supported"),
         ("[mqtt]\nreceive_maximum = 65536", "edge.toml:2: mqtt.receive_maximum", "from 1 to 65535"),
+        ("[mqtt]\nhost = 'mqtt://broker'", "edge.toml:2: mqtt.host", "without scheme and port"),
+        ("[mqtt]\nhost = 'broker:1883'", "edge.toml:2: mqtt.host", "without scheme and port"),
         ("[mqtt]\nprotocol = '4'", "edge.toml:2: mqtt.protocol", "auto, 5 or 3.1.1"),
         ("[mqtt]\nkeepalive = '1500ms'", "edge.toml:2: mqtt.keepalive", "whole seconds"),
         ("[wal]\ngroup_delay = '2s'", "edge.toml:2: wal.group_delay", "5ms to 1s"),
@@ -242,7 +244,11 @@ def test_unknown_section_gets_a_suggestion(faults):
         ("[http]\nlisten = '8181'", "edge.toml:2: http.listen", "address:port"),
         ("[http]\nlisten = '127.0.0.1:70000'", "edge.toml:2: http.listen", "address:port"),
         ("[http]\nlisten = '0.0.0.0:8181'", "edge.toml:2: http.listen", "http.token_file is required"),
-        ("[http]\nmax_body = '32MiB'", "edge.toml:2: http.max_body", "memory.inbox_limit (16 MiB)"),
+        (
+            "[http]\nmax_body = '32MiB'",
+            "edge.toml:2: http.max_body",
+            "http.max_body (32 MiB) is above memory.inbox_limit (16 MiB)",
+        ),
         ("[node]\ndata_dir = 'data'", "edge.toml:2: node.data_dir", "absolute path"),
         ("[segment]\nmax_bytes = '2GiB'\n[wal]\nmax_bytes = '8GiB'", "edge.toml:2: segment.max_bytes", "buffer_limit"),
         ("[segment]\nmax_bytes = '300MiB'", "edge.toml:2: segment.max_bytes", "at least 4 times"),
@@ -254,6 +260,12 @@ def test_fault(faults, text, place, part):
     (fault,) = faults(text)
     assert fault.startswith(f"{place}: ")
     assert part in fault
+
+
+@pytest.mark.parametrize("name", ["broker", "broker.example.org", "192.168.1.10", "::1", "fe80::1%eth0", "2001:db8::7"])
+def test_broker_by_name_and_address(load, name):
+    """Names and addresses of both kinds are taken as they are written."""
+    assert load(f"[mqtt]\nhost = '{name}'").mqtt.host == name
 
 
 def test_relation_is_not_judged_when_one_side_is_faulty(faults):

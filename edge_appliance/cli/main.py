@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
+import edge_appliance
 from edge_appliance.cli.command import Exit, exit_code
 from edge_appliance.errors import EdgeError
 
@@ -68,20 +69,28 @@ def _drop_output() -> None:
 
 def _dispatch(argv: Sequence[str] | None) -> int:
     usage = _parser()
-    if not (sys.argv[1:] if argv is None else argv):
+    words = sys.argv[1:] if argv is None else argv
+    if not words:
         usage.print_help(sys.stderr)
         return Exit.USAGE
+    if words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
+        usage.error(f"{words[0]}: options come after the command, as in 'edge-appliance status --config FILE'")
     chosen = usage.parse_args(argv)
     module = importlib.import_module(f"edge_appliance.cli.{chosen.command.replace('-', '_')}")
     command = cast("Command", module)
     parser = argparse.ArgumentParser(
         prog=f"edge-appliance {chosen.command}",
-        description=f"{COMMANDS[chosen.command].capitalize()}.",
+        description=f"{_as_sentence(COMMANDS[chosen.command])}.",
         epilog=f"examples:\n{command.EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
     return command.execute(parser.parse_args(chosen.arguments))
+
+
+def _as_sentence(text: str) -> str:
+    """`text` with a capital first; str.capitalize would make "sql" of "SQL"."""
+    return text[:1].upper() + text[1:]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s COMMAND [ARGUMENT ...]",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {edge_appliance.__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="what the command takes")
     return parser

@@ -45,6 +45,8 @@ def execute(arguments: argparse.Namespace) -> int:
             Exit.USAGE, "parquet is not for terminals: redirect it, as in '… -o parquet SQL > file.parquet'"
         )
     sql = sys.stdin.read() if arguments.sql == "-" else arguments.sql
+    if not sql.strip():
+        raise CommandError(Exit.USAGE, "the SQL is empty: state one SELECT, such as 'SHOW TABLES'")
     settings = config.load(arguments.config, purpose="ask")
     daemon = Daemon(settings.http)
     body = {

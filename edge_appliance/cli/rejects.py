@@ -55,6 +55,6 @@ def describe(letter: Mapping[str, object]) -> str:
 
 
 def _positive_number(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    if not text.isdecimal() or (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
     return number

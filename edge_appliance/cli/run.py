@@ -66,6 +66,7 @@ def start(settings: config.Config) -> int:
     """Hand over to the appliance, which imports everything it will ever need."""
     appliance = importlib.import_module("edge_appliance.appliance")
     code = int(appliance.run(settings))
+    log.info("stopped")
     if any(thread.daemon for thread in threading.enumerate()):
         # A query may be in a step of the engine that nothing interrupts, a connect in the resolver. All that is ours
         # is closed; tearing the interpreter down under such a thread would wait for it or crash.

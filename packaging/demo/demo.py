@@ -43,7 +43,7 @@ def main() -> int:
     """Run the demo; returns the exit code."""
     try:
         bound_s = parse_duration(os.environ.get("FOR", ""))
-        lines_per_s = float(os.environ.get("RATE") or 1_500)
+        lines_per_s = parse_rate(os.environ.get("RATE", ""))
     except ValueError as error:
         print(f"make run: {error}", file=sys.stderr)
         return 2
@@ -165,6 +165,15 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise ValueError(f"FOR={text} is not a duration such as 20s or 2m")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def parse_rate(text: str) -> float:
+    """Lines a second of `1500`; 1,500 for nothing."""
+    if not text:
+        return 1_500
+    if re.fullmatch(r"\d+(?:\.\d+)?", text.strip()) is None:
+        raise ValueError(f"RATE={text} is not a number of lines a second such as 1500")
+    return float(text)
 
 
 def _stop_once(stop: threading.Event) -> None:

@@ -55,8 +55,8 @@ class StatusLine:
         self._last = (now_s, lines)
         parts = [
             f"{rate:,.0f} lines/s",
-            f"{lines:,.0f} durable",
-            f"{metrics['acked_total']:,.0f} acked",
+            f"{lines:,.0f} lines durable",
+            f"{metrics['acked_total']:,.0f} messages acked",
             f"buffer {size_text(metrics['buffer_bytes'])}",
             f"WAL {size_text(metrics['wal_bytes'])}",
             f"{metrics.get('parts', 0):.0f} parts",

@@ -194,6 +194,13 @@ def test_query_answer_breaks_off(daemon, ask, capsys, output):
     assert "broke off" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("sql", ["", " \n"])
+def test_query_without_sql(ask, capsys, sql):
+    """Empty SQL, as from an empty variable, is a wrong usage that never reaches the daemon."""
+    assert ask("query", sql) == 2
+    assert "the SQL is empty" in capsys.readouterr().err
+
+
 def test_query_parquet_on_a_terminal(ask, monkeypatch, capsys):
     """Binary output is refused on a terminal, with the way out."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -31,6 +31,13 @@ def test_help_of_each_command(command, capsys):
     assert f"examples:\n  edge-appliance {command}" in text
 
 
+def test_help_keeps_capitals(capsys):
+    """The sentence about a command is the one of the overview, with a capital first and nothing lower-cased."""
+    with pytest.raises(SystemExit):
+        cli.main(["query", "--help"])
+    assert "Ask the running daemon with SQL." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_top_help_lists_each_command(command, capsys):
     """The overview names every command with a sentence."""
@@ -49,6 +56,7 @@ def test_top_help_lists_each_command(command, capsys):
         ["wal", "repair", "x"],
         ["rejects", "list", "--limit", "0"],
         ["rejects", "list", "--limit", "ten"],
+        ["--yaml", "status"],
     ],
 )
 def test_usage_error(argv, capsys):
@@ -111,6 +119,24 @@ def test_full_disk_under_the_output():
             [sys.executable, "-m", "edge_appliance", "version"], stdout=full, stderr=subprocess.PIPE, check=False
         )
     assert (ended.returncode, ended.stderr) == (1, b"the output cannot be written: No space left on device\n")
+
+
+def test_option_before_the_command(capsys):
+    """An option before the command is told where it belongs, instead of its value being taken for a command."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--config", "my.toml", "status"])
+    assert ended.value.code == 2
+    assert "--config: options come after the command" in capsys.readouterr().err
+
+
+def test_version_as_an_option(capsys):
+    """`--version` says the same as the command, as with other programs."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == text
 
 
 def test_version(capsys):

@@ -59,6 +59,14 @@ def test_run_hands_the_configuration_over(appliance, config_file):
     assert logging.getLogger().level == logging.WARNING
 
 
+def test_run_says_that_it_stopped(appliance, tmp_path, capsys):
+    """An end in good order is in the journal, so that it can be told from one by a signal that kills."""
+    path = tmp_path / "edge.toml"
+    path.write_text(f'[node]\ndata_dir = "{tmp_path}"\n')
+    assert cli.main(["run", "--config", str(path)]) == 0
+    assert capsys.readouterr().err.endswith("INFO     cli.run: stopped\n")
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(PathError("/var/lib/x", "Read-only file system"), 73), (CatalogError("catalog.db is damaged"), 1)],
