@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
@@ -47,6 +48,8 @@ from edge_appliance.wal import Wal
 
 _log = logging.getLogger(__name__)
 
+FILE_MASK: Final = 0o027
+"""Rows and topics are nobody's business but the service's user and group."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """Between threads that run Python: with the default 5 ms a busy worker holds up each acknowledgement."""
 GC_THRESHOLD: Final = (200_000, 20, 100)
@@ -66,6 +69,7 @@ MEMORY_DRAIN_S: Final = 30.0
 
 def run(config: Config) -> int:
     """Run the appliance until SIGTERM or SIGINT; returns the exit code. Raises PathError and other EdgeErrors."""
+    os.umask(FILE_MASK)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLD)
     host.raise_open_files_limit()

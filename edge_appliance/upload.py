@@ -211,8 +211,8 @@ class Uploader:
             _log.warning("%s stays in the spool until the next start: %s", spooled.name, error)
 
     def _trim_cache(self) -> None:
-        """Delete the oldest cached parts beyond the limit; their names begin with their rank."""
-        cached = sorted(self._cache_dir.glob("*.parquet"), reverse=True)
+        """Delete the oldest cached parts beyond the limit; their names end in their rank and slice."""
+        cached = sorted(self._cache_dir.glob("*.parquet"), key=lambda path: path.name.rsplit("-", 3)[1:], reverse=True)
         used_bytes = 0
         for path in cached:
             used_bytes += path.stat().st_size

@@ -26,7 +26,7 @@ from edge_appliance.core.line_grammar import (
     show,
 )
 from edge_appliance.core.line_split import SAMPLE_BYTES, clean, invalid_at, mask, sample, split, trim, unescape_string
-from edge_appliance.core.line_values import INT64_MAX, INT64_MIN, ns_per_unit, time_ns
+from edge_appliance.core.line_values import INT64_MAX, INT64_MIN, ns_per_unit, time_meaning, time_ns
 
 PARSER_VERSION: Final = 1
 """Noted in the log. A later parser reads every line that an earlier one accepted to the same row."""
@@ -315,8 +315,9 @@ class _Reader:
             message = f"the time {show(word)} does not fit into 64 bits of nanoseconds"
             return Reason.TIME_OUT_OF_RANGE, time_text.at, message
         if word and not self.first_ns <= stated_ns <= self.last_ns:
-            side = "before the first" if stated_ns < self.first_ns else "behind the last"
-            return Reason.TIME_OUT_OF_RANGE, time_text.at, f"the time {stated_ns} ns is {side} that is accepted"
+            border = "before min_time" if stated_ns < self.first_ns else "further ahead than max_future"
+            meaning = time_meaning(stated_ns, self.context.precision)
+            return Reason.TIME_OUT_OF_RANGE, time_text.at, f"the time {show(word)} {meaning}: {border} of the route"
         return self._accept(line, head_end, head, (fields, stated_ns))
 
     def _accept(self, line: bytes, head_end: int, head: Head, row: tuple[list[Field], int]) -> Line:

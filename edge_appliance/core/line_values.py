@@ -7,6 +7,7 @@ end of a long word costs time linear in its length.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -73,6 +74,13 @@ def ns_per_unit(value: int, precision: str) -> int:
     if magnitude < 5_000_000_000_000:
         return 1_000_000
     return 1_000 if magnitude < 5_000_000_000_000_000 else 1
+
+
+def time_meaning(stated_ns: int, precision: str) -> str:
+    """How a stated time was read, for people: most that are out of range are in another unit than the sender thinks."""
+    how = "by its magnitude" if precision == "auto" else f"as {precision}"
+    moment = dt.datetime.fromtimestamp(stated_ns // 1_000_000_000, dt.UTC)
+    return f"read {how} is {moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _ranged(form: Form, word: bytes, low: int, high: int) -> tuple[Form, int]:

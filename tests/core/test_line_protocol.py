@@ -890,3 +890,19 @@ def test_parse_hostile_shape_is_linear(payload):
     parse(payload, context(heads=heads))
     parse_spans([payload], context(heads=heads))
     assert time.process_time() - started_s < 20
+
+
+@pytest.mark.parametrize(
+    ("precision", "word", "text"),
+    [
+        ("ns", b"42000000000", "'42000000000' read as ns is 1970-01-01T00:00:42Z: before min_time"),
+        ("auto", b"-42", "'-42' read by its magnitude is 1969-12-31T23:59:18Z: before min_time"),
+        ("s", b"4102444800", "'4102444800' read as s is 2100-01-01T00:00:00Z: further ahead than max_future"),
+    ],
+)
+def test_time_out_of_range_says_how_it_was_read(precision, word, text):
+    """Whoever sends seconds to a route of nanoseconds sees in the record what became of them."""
+    borders = {"min_time_ns": 1_420_070_400 * 10**9, "max_time_ns": 1_800_000_000 * 10**9}
+    (error,) = parse(b"p v=1 " + word, Context(precision, 1_700_000_000 * 10**9, **borders)).errors
+    assert error.reason is Reason.TIME_OUT_OF_RANGE
+    assert text in error.message

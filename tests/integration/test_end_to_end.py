@@ -224,3 +224,13 @@ def test_store_that_is_away_is_named_and_holds_nothing_up(broker, tmp_path):
         appliance.write(b"press temp=1 5")
         wait_until(lambda: appliance.metrics().get('parts{state="spooled"}') == 1, "the part is spooled", 20)
         assert appliance.query("SELECT temp FROM press") == [{"temp": 1.0}]
+
+
+def test_files_are_not_for_everybody(broker, tmp_path):
+    """Whatever mask the process was started with, others can read nothing of what it stores."""
+    with appliance_for(broker, tmp_path / "a", QUICK).start() as appliance:
+        with pytest.raises(RefusedError):
+            appliance.write(b"press temp=1 5\nbroken")
+        wait_until(lambda: appliance.metric("parts") == 1, "a part is written", 20)
+        paths = [appliance.data_dir, *appliance.data_dir.rglob("*")]
+        assert [path for path in paths if path.stat().st_mode & 0o007] == []
