@@ -169,12 +169,19 @@ class Inbox:
 
     def _take_group(self, closed_by: ClosedBy, now_s: float) -> Group:
         taken: list[Delivery] = []
-        size_bytes = 0
-        while self._waiting and size_bytes < GROUP_BYTES:
-            delivery = self._waiting.popleft()
-            size_bytes += len(delivery.payload)
-            self._forget(delivery)
+        size_bytes = acks = qos0_bytes = 0
+        waiting = self._waiting
+        while waiting and size_bytes < GROUP_BYTES:
+            delivery = waiting.popleft()
             taken.append(delivery)
+            size_bytes += len(delivery.payload)
+            if delivery.qos:
+                acks += 1
+            elif delivery.on_done is None:
+                qos0_bytes += len(delivery.payload) + ENTRY_OVERHEAD_BYTES
+        self._bytes -= size_bytes + ENTRY_OVERHEAD_BYTES * len(taken)
+        self._acks_due -= acks
+        self._qos0_bytes -= qos0_bytes
         # What is left has waited already: it is due at once.
         self._oldest_s = now_s - self._group_delay_s
         self._tell_room()

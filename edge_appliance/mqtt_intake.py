@@ -36,9 +36,9 @@ class Intake:
         deliveries: list[Delivery] = []
         unprotected: dict[str, int] = {}
         ignored = size_bytes = 0
-        match, stamp = self._routes.match, self._clock.stamp
-        # One reading for all that came in one read; `stamp` keeps them apart by a nanosecond.
-        now_ns = self._clock_ns()
+        match = self._routes.match
+        # One reading for all that came in one read; the clock keeps them apart by a nanosecond.
+        arrival_ns, clock_unset = self._clock.stamp(self._clock_ns(), len(publishes))
         for flags, topic, packet_id, payload, skipped_bytes in publishes:
             size_bytes += skipped_bytes or len(payload)
             if flags & RETAIN and skips_retained:
@@ -46,7 +46,6 @@ class Intake:
                 if not flags & QOS1:
                     continue
                 payload, skipped_bytes = b"", 0  # noqa: PLW2901  the packet's place is kept, its value is not
-            arrival_ns, clock_unset = stamp(now_ns)
             try:
                 origin = match(topic.decode())
             except UnicodeDecodeError:
@@ -64,6 +63,7 @@ class Intake:
                     origin, payload, arrival_ns, clock_unset, qos, packet_id, epoch, flags & DUP != 0, True, reject
                 )
             )
+            arrival_ns += 1
         self._count(len(publishes), size_bytes, ignored, unprotected)
         return deliveries
 

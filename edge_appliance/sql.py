@@ -1,9 +1,10 @@
 """SQL over rows in memory and parts on disk: the only importer of DataFusion.
 
-A query is planned three times, a millisecond each. First against tables that only have columns, to learn which tables
+The text is judged first, since the engine computes constants while it plans (`core/query_bounds.py`). Then a query is
+planned three times, a millisecond each. First against tables that only have columns, to learn which tables
 it names, second against the same as base tables, to learn the columns and times it needs of each; both also refuse
 everything that is not a query. Then one view of those tables is taken, tables are built from it that hold each key
-once (`core/query_plan.py`), and the statement runs on them.
+once (`core/query_plan.py`), the pairs of its joins are bounded (`core/query_joins.py`), and the statement runs on them.
 
 Names are case-sensitive as in line protocol. SQL lower-cases what is not quoted: `pump` is the table `pump`, and the
 table `Pump` is written `"Pump"`.
@@ -14,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import datafusion as df
 import pyarrow as pa
@@ -27,8 +28,10 @@ from datafusion.catalog import CatalogProvider, SchemaProvider, Table
 from edge_appliance.core import query_text
 from edge_appliance.core.delivery import ColumnDefinition
 from edge_appliance.core.interval import MAX_NS, Interval
+from edge_appliance.core.query_bounds import MAKERS, PLAIN, Bounds, bounds_of, check_width
+from edge_appliance.core.query_joins import JoinCosts, pairs_of, refuse_spread_lists
 from edge_appliance.core.query_needs import Need, needs_of
-from edge_appliance.core.query_plan import ORDER_COLUMN, Sources, TablePlan, hot_columns, plan_table, table_sql
+from edge_appliance.core.query_plan import Sources, hot_partitions, plan_table, table_sql
 from edge_appliance.core.query_types import (
     HI_COLUMN,
     LO_COLUMN,
@@ -38,9 +41,11 @@ from edge_appliance.core.query_types import (
     portable,
     portable_schema,
 )
-from edge_appliance.core.view import TableView, View
+from edge_appliance.core.view import TableView
 from edge_appliance.errors import QueryError
 from edge_appliance.metrics import Metrics
+from edge_appliance.query_memory import MemoryGuard, Watch
+from edge_appliance.query_ports import QueryAnswer, QuerySettings, ViewSource
 from edge_appliance.view_files import PartLocator, ViewFiles
 
 CATALOG: Final = "public"
@@ -59,51 +64,14 @@ _ENGINE_SETTINGS: Final = {
     "datafusion.execution.meta_fetch_concurrency": "2",
     # Wrong minima where a part lacks the column (apache/datafusion 25147, seen in 55.0.0).
     "datafusion.optimizer.enable_aggregate_dynamic_filter_pushdown": "false",
+    # A recursion that never ends is not bounded by its text.
+    "datafusion.execution.enable_recursive_ctes": "false",
+    # As joins, subqueries are seen by what bounds joins and finds needs.
+    "datafusion.optimizer.enable_physical_uncorrelated_scalar_subquery": "false",
 }
 
 _TICK_S: Final = 0.1
 """How often a waiting query looks at its deadline and at whether it was cancelled."""
-
-
-class ViewSource(Protocol):
-    """Where tables and their rows come from."""
-
-    def view(self, database: str, tables: Collection[str] | None) -> View:
-        """The named tables, all at the same instant; unknown ones are absent."""
-
-    def databases(self) -> list[str]:
-        """Names of all databases."""
-
-    def table_names(self, database: str) -> list[str]:
-        """Names of the tables of a database; none when it is unknown."""
-
-    def columns(self, database: str, table: str) -> tuple[ColumnDefinition, ...] | None:
-        """Columns of a table in order of definition, None when it is unknown."""
-
-
-class QuerySettings(Protocol):
-    """Limits of one query."""
-
-    @property
-    def memory_limit_bytes(self) -> int:
-        """Memory of all running queries together, and of one answer."""
-
-    @property
-    def timeout_s(self) -> float:
-        """Time for one query, waiting for its turn included."""
-
-    @property
-    def max_rows(self) -> int:
-        """Rows of one answer; a longer one is an error, not cut."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueryAnswer:
-    """Rows of an answer in types that every client takes: ns timestamps, plain utf8."""
-
-    schema: pa.Schema
-    batches: list[pa.RecordBatch]
-    rows: int
 
 
 class _Tables(SchemaProvider):
@@ -151,8 +119,10 @@ class _Statement:
     database: str
     sql: str
     params: Mapping[str, Any]
+    bounds: Bounds
     deadline_s: float
     cancel: threading.Event
+    memory: Watch
 
 
 class SqlEngine:
@@ -171,6 +141,7 @@ class SqlEngine:
         self._source = buffer
         self._settings = settings
         self._metrics = metrics
+        self._memory = MemoryGuard(settings.memory_limit_bytes)
         self._files = ViewFiles(view_dir, part_files)
         self._slots = threading.BoundedSemaphore(max_concurrent)
         self._closed = threading.Event()
@@ -202,17 +173,14 @@ class SqlEngine:
         `params` are the values of `$name` placeholders.
         """
         started_s = time.monotonic()
-        statement = _Statement(
-            database,
-            sql,
-            {name.removeprefix("$"): value for name, value in (params or {}).items()},
-            started_s + self._settings.timeout_s,
-            cancel or threading.Event(),
-        )
+        values = {name.removeprefix("$"): value for name, value in (params or {}).items()}
         outcome = "ok"
         try:
-            query_text.check_text(sql)
+            bounds, deadline_s = self._judged(database, sql, values), started_s + self._settings.timeout_s
+            ended, watch = cancel or threading.Event(), self._memory.watch()
+            statement = _Statement(database, sql, values, bounds, deadline_s, ended, watch)
             with self._turn(statement):
+                watch.begin()
                 return self._answer(statement)
         except QueryError as error:
             outcome = error.fault
@@ -220,6 +188,12 @@ class SqlEngine:
         finally:
             self._metrics.queries.add(1, outcome)
             self._metrics.query_seconds.observe(time.monotonic() - started_s)
+
+    def _judged(self, database: str, sql: str, values: Mapping[str, Any]) -> Bounds:
+        if database not in self._source.databases():
+            raise QueryError("not_found", f"database {database!r} does not exist")
+        query_text.check_text(sql)
+        return bounds_of(sql, values)
 
     @contextmanager
     def _turn(self, statement: _Statement) -> Iterator[None]:
@@ -239,33 +213,42 @@ class SqlEngine:
             raise QueryError("unavailable", "the query was cancelled")
         if time.monotonic() > statement.deadline_s:
             raise QueryError("timeout", f"the query did not finish within {self._settings.timeout_s:g} s")
+        statement.memory.check()
 
     def _answer(self, statement: _Statement) -> QueryAnswer:
         with self._translated(statement), ExitStack() as held:
             needs, columns = self._needs(statement)
             view = self._source.view(statement.database, list(needs)) if needs else {}
-            workshop = df.SessionContext(self._config(), self._runtime)
+            workshop = df.SessionContext(self._config(statement.bounds), self._runtime)
+            rows: dict[str, int] = dict.fromkeys(("generate_series()", "range()"), statement.bounds.series_rows)
             prepared = {
-                name: self._build(workshop, held, view[name], columns[name], need, number)
-                for number, (name, need) in enumerate(needs.items())
+                name: self._build(workshop, held, rows, view[name], columns[name], need, statement.bounds)
+                for name, need in needs.items()
                 if name in view
             }
-            session, _ = self._session(statement.database, prepared)
+            session, _ = self._session(statement.database, prepared, statement.bounds)
             frame = self._plan(session, statement)
             schema = portable_schema(frame.schema())
+            self._raise_if_ended(statement)
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                self._check_joins(runner, session, frame, rows, statement)
                 return runner.run(self._collect(frame, schema, statement))
 
     # Planning
 
-    def _config(self) -> df.SessionConfig:
+    def _config(self, bounds: Bounds) -> df.SessionConfig:
         config = df.SessionConfig().with_default_catalog_and_schema(CATALOG, SCHEMA).with_information_schema(True)
         for key, value in _ENGINE_SETTINGS.items():
             config.set(key, value)
-        return config
+        return config.with_batch_size(bounds.batch_rows)
 
-    def _session(self, database: str, prepared: Mapping[str, Table]) -> tuple[df.SessionContext, _Tables]:
-        session = df.SessionContext(self._config(), self._runtime)
+    def _session(
+        self, database: str, prepared: Mapping[str, Table], bounds: Bounds = PLAIN
+    ) -> tuple[df.SessionContext, _Tables]:
+        session = df.SessionContext(self._config(bounds), self._runtime)
+        # Whatever the reader of the text did not see, the engine does not have.
+        for name in MAKERS - bounds.makers:
+            session.deregister_udf(name)
         session.sql(f"SET datafusion.runtime.max_temp_directory_size = '{self._spill_limit_mib}M'").collect()
         tables = _Tables(self._source, database, prepared)
         session.register_catalog_provider(CATALOG, _Database(tables))
@@ -278,18 +261,20 @@ class SqlEngine:
 
     def _needs(self, statement: _Statement) -> tuple[dict[str, Need], dict[str, tuple[ColumnDefinition, ...]]]:
         """What the statement reads of each table it names, and the columns these tables have."""
-        session, tables = self._session(statement.database, {})
+        check_width(statement.bounds, lambda name: len(self._source.columns(statement.database, name) or ()))
+        session, tables = self._session(statement.database, {}, statement.bounds)
         self._plan(session, statement)
         columns = dict(tables.columns)
         if not columns:
             return {}, {}
-        workshop = df.SessionContext(self._config())
+        workshop = df.SessionContext(self._config(statement.bounds))
         bases: dict[str, Table] = {}
         for number, (name, defined) in enumerate(columns.items()):
             workshop.register_record_batches(f"t{number}", [[no_rows(defined)]])
             bases[name] = workshop.catalog(CATALOG).schema(SCHEMA).table(f"t{number}")
-        session, _ = self._session(statement.database, bases)
+        session, _ = self._session(statement.database, bases, statement.bounds)
         plan = self._plan(session, statement).optimized_logical_plan()
+        self._raise_if_ended(statement)
         needs = needs_of(plan, columns)
         if query_text.uses_now(statement.sql):
             # Planned again later, "now" will be later too: an upper bound made from it must not cut.
@@ -302,14 +287,21 @@ class SqlEngine:
         self,
         workshop: df.SessionContext,
         held: ExitStack,
+        rows: dict[str, int],
         view: TableView,
         columns: tuple[ColumnDefinition, ...],
         need: Need,
-        number: int,
+        bounds: Bounds,
     ) -> Table:
-        """The table as the statement shall see it: each key once, nothing that it does not need."""
+        """The table as the statement shall see it: each key once, nothing that it does not need.
+
+        Adds the rows of its sources to `rows`.
+        """
         plan = plan_table(view, need.bounds)
+        number = len(rows)
         sources = Sources(f"alone{number}", f"shared{number}", f"hot{number}")
+        rows[sources.alone] = sum(part.rows for part in plan.alone)
+        rows[sources.shared] = sum(shared.part.rows for shared in plan.shared)
         if plan.alone or plan.shared:
             alone, shared = held.enter_context(self._files.linked(plan.alone, plan.shared))
             schema = file_schema(columns)
@@ -317,10 +309,38 @@ class SqlEngine:
             if plan.shared:
                 labels = [(name, pa.int64()) for name in (PART_COLUMN, LO_COLUMN, HI_COLUMN)]
                 workshop.register_listing_table(sources.shared, shared, labels, schema=schema)
-        workshop.register_record_batches(sources.hot, _hot_partitions(plan, columns, need.columns))
+        hot = hot_partitions(plan, columns, need.columns, bounds.batch_rows)
+        rows[sources.hot] = sum(batch.num_rows for half in hot for batch in half)
+        workshop.register_record_batches(sources.hot, hot)
         return workshop.sql(table_sql(plan, columns, need.columns, need.bounds, sources)).into_view()
 
     # Running
+
+    def _check_joins(
+        self,
+        runner: asyncio.Runner,
+        session: df.SessionContext,
+        frame: df.DataFrame,
+        rows: Mapping[str, int],
+        statement: _Statement,
+    ) -> None:
+        """Refuse a statement whose joins would compare too many pairs of rows."""
+
+        def number(asked: df.DataFrame) -> int:
+            answer = runner.run(self._collect(asked, portable_schema(asked.schema()), statement))
+            return int(answer.batches[0].column(0)[0].as_py() or 0)
+
+        def count_rows(plan: df.LogicalPlan) -> int:
+            counted = session.create_dataframe_from_logical_plan(plan)
+            return number(counted.aggregate([], [df.functions.count_star().alias("rows")]))
+
+        def count_pairs(plan: df.LogicalPlan) -> int:
+            return number(pairs_of(plan, session.create_dataframe_from_logical_plan, df))
+
+        plan = frame.optimized_logical_plan()
+        refuse_spread_lists(plan)
+        JoinCosts(rows, count_rows, count_pairs).check(plan)
+        self._raise_if_ended(statement)
 
     async def _collect(self, frame: df.DataFrame, schema: pa.Schema, statement: _Statement) -> QueryAnswer:
         """All rows of the answer; ends the query at the deadline, when it is cancelled, and at either size limit."""
@@ -365,25 +385,4 @@ class SqlEngine:
         if "No field named" in message:
             for table in tables:
                 names.update(column.name for column in self._source.columns(statement.database, table) or ())
-        error = query_text.explain(message, names)
-        if error.fault == "not_found" and statement.database not in self._source.databases():
-            return QueryError("not_found", f"database {statement.database!r} does not exist")
-        return error
-
-
-def _hot_partitions(
-    plan: TablePlan, columns: Collection[ColumnDefinition], needed: Collection[str]
-) -> list[list[pa.RecordBatch]]:
-    """The rows in memory as two halves for two cores, each row with its place in the order of writing."""
-    wanted = hot_columns(plan, tuple(columns), needed)
-    batches: list[pa.RecordBatch] = []
-    place = len(plan.shared)
-    for batch in (batch for row_set in plan.hot for batch in row_set.batches(wanted)):
-        order = pa.arange(place, place + batch.num_rows)
-        batches.append(batch.append_column(ORDER_COLUMN, order))
-        place += batch.num_rows
-    if not batches:
-        empty = no_rows(wanted)
-        batches = [empty.append_column(ORDER_COLUMN, pa.array([], pa.int64()))]
-    middle = (len(batches) + 1) // 2
-    return [half for half in (batches[:middle], batches[middle:]) if half]
+        return query_text.explain(message, names)

@@ -519,8 +519,11 @@ def test_unknown_names(world: World) -> None:
 
 
 def test_statements_without_tables(world: World) -> None:
-    """What clients send before any table exists is answered, for any database."""
-    assert rows_of(world.engine().run("other", "select 1")) == [(1,)]
+    """What clients send before any table exists is answered, for a database that exists."""
+    with pytest.raises(QueryError, match="database 'other' does not exist") as caught:
+        world.engine().run("other", "select 1")
+    assert caught.value.fault == "not_found"
+    assert world.query("select 1") == [(1,)]
     assert world.query("SELECT database(), current_schema()") == [("iox", "iox")]
     assert world.query("SELECT count(*) FROM information_schema.tables WHERE table_schema = database()") == [(0,)]
 
@@ -639,6 +642,17 @@ def test_memory_limit_ends_the_query_alone(world: World) -> None:
     with pytest.raises(QueryError) as caught:
         engine.run("plant", "SELECT array_length(array_agg(value)) FROM generate_series(1, 3000000)")
     assert caught.value.fault == "exhausted"
+    assert rows_of(engine.run("plant", "SELECT 1")) == [(1,)]
+
+
+def test_memory_taken_outside_of_the_pool_ends_the_query(world: World, mocker) -> None:
+    """The growth of the process counts, whoever took it; the turn is free again."""
+    engine = world.engine(max_concurrent=1)
+    mocker.patch.object(engine._memory, "_resident", side_effect=[0, *[10**12] * 1000])
+    with pytest.raises(QueryError, match="MiB of memory") as caught:
+        engine.run("plant", SLOW)
+    assert caught.value.fault == "exhausted"
+    mocker.stopall()
     assert rows_of(engine.run("plant", "SELECT 1")) == [(1,)]
 
 

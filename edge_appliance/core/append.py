@@ -7,6 +7,7 @@ it applies the definitions of the log and appends what was accepted.
 
 from __future__ import annotations
 
+import struct
 import sys
 import zlib
 from array import array
@@ -24,23 +25,28 @@ from edge_appliance.core.delivery import (
     Reason,
     TableDefinition,
 )
+from edge_appliance.core.line_names import Limits
+from edge_appliance.core.line_ordinary import Shape, Shapes
 from edge_appliance.core.line_protocol import (
     PARSER_VERSION,
     Context,
     Head,
-    Limits,
     Line,
     locate_field,
     parse,
+    parse_alike,
     parse_spans,
 )
 from edge_appliance.core.line_split import sample
 from edge_appliance.core.schema import Schema, check_kind
 from edge_appliance.core.segment import DAY_NS, ROW_BYTES, VALUE_BYTES, Segment, SeriesHead, TableBuffer
+from edge_appliance.core.undo import Undo
 from edge_appliance.core.wal_record import GroupRecord, LoggedEntry
 
 MAX_DATES: Final = 4_096
 """UTC dates of one table that one delivery may bring: each becomes a file (ten years of days fit)."""
+MAX_TARGETS: Final = 64
+"""Shapes of lines for which a tail remembers the columns; lines of further ones are judged each time."""
 MAX_CONTEXTS: Final = 10_000
 MAX_HEADS_PER_SERIES: Final = 4
 """Spellings of a series that are remembered on average; further ones are parsed each time."""
@@ -85,6 +91,7 @@ class Appender:
     def __init__(self, schema: Schema, limits: Limits | None = None) -> None:
         self.schema = schema
         self.limits = limits or Limits()
+        self._shapes = Shapes()
 
     def append_group(
         self, segment: Segment, deliveries: Sequence[Delivery], keys: Sequence[DeliveryKey | None]
@@ -96,7 +103,7 @@ class Appender:
         for delivery, key in zip(deliveries, keys, strict=True):
             if delivery.reject is not None:
                 group.results.append(DeliveryResult(0, (delivery.reject,)))
-            else:
+            elif not self._append_alike(segment, group, delivery, key):
                 self._append_delivery(segment, group, delivery, key)
         group.definitions = self._definitions(segment, known, savepoint)
         return group
@@ -115,13 +122,35 @@ class Appender:
         found = segment.contexts.get(origin)
         if found is None:
             heads = segment.heads.setdefault((origin.database, origin.tags), {})
-            context = Context(origin.precision, 0, origin.tags, heads, self.limits, origin.min_time_ns)
+            context = Context(
+                origin.precision, 0, origin.tags, heads, self.limits, origin.min_time_ns, shapes=self._shapes
+            )
             found = _keep_context(segment, origin, context, heads)
         context = found[0]
         context.arrival_ns = delivery.arrival_ns
         if origin.max_future_ns is not None:
             context.max_time_ns = None if delivery.clock_unset else delivery.arrival_ns + origin.max_future_ns
         return found
+
+    def _append_alike(self, segment: Segment, group: GroupAppend, delivery: Delivery, key: DeliveryKey | None) -> bool:
+        """Append a delivery that is one line of a known series with known columns; False when it is another one."""
+        row = parse_alike(delivery.payload, self._context(segment, delivery)[0])
+        if row is None:
+            return False
+        head, shape, values, time_ns = row
+        if type(head) is not SeriesHead:
+            return False
+        buffer = head.buffer
+        targets = buffer.tail.targets.get(shape)
+        if targets is None:
+            return False
+        segment.touched[buffer] = None
+        _append_row(buffer, head.ref, time_ns, targets, values)
+        group.lines += 1
+        group.tag_collisions += head.collisions
+        group.entries.append(_entry(delivery, key, [time_ns], [delivery.payload]))
+        group.results.append(_ONE_ROW)
+        return True
 
     def _append_delivery(
         self, segment: Segment, group: GroupAppend, delivery: Delivery, key: DeliveryKey | None
@@ -135,13 +164,13 @@ class Appender:
             errors = errors + [_error(line, 0, Reason.TIME_OUT_OF_RANGE, _TOO_MANY_DATES) for line in late]
             late_numbers = {line.number for line in late}
             lines = [line for line in lines if line.number not in late_numbers]
-        undo = None if delivery.accept_partial else _Undo(self.schema, segment)
+        undo = None if delivery.accept_partial else Undo(self.schema, segment)
         if undo is not None and errors:
             lines = []
         append_line = self._append_line
         database = delivery.origin.database
         spans: list[bytes] = []
-        times = array("q")
+        times: list[int] = []
         collisions = 0
         for line in lines:
             error = append_line(segment, database, heads, line, undo)
@@ -165,7 +194,7 @@ class Appender:
             group.results.append(DeliveryResult(len(spans), sorted(errors)))
 
     def _append_line(
-        self, segment: Segment, database: str, heads: dict[bytes, Head], line: Line, undo: _Undo | None
+        self, segment: Segment, database: str, heads: dict[bytes, Head], line: Line, undo: Undo | None
     ) -> LineError | None:
         """Check a line whole, then apply it; None when it was appended."""
         head = line.head
@@ -175,38 +204,32 @@ class Appender:
                 return self._append_new_series(segment, database, heads, line, undo)
             head = found
         buffer = head.buffer
-        columns = buffer.tail.columns
-        targets: list[tuple[TailColumn, Any]] = []
-        for name, kind, value in line.fields:
-            column = columns.get(name)
-            if column is None or column.kind is not kind:
-                error, column = self._admit(buffer, line, name, kind, value)
-                if error is not None or column is None:
-                    return error
-            targets.append((column, value))
+        targets = buffer.tail.targets.get(line.shape)
+        if targets is None:
+            if (error := self._judge(buffer, line)) is not None:
+                return error
+            targets = self._targets(buffer, line.shape)
         if undo is not None:
             undo.note(buffer)
         segment.touched[buffer] = None
-        _append_row(buffer, head.ref, line.time_ns, targets)
+        _append_row(buffer, head.ref, line.time_ns, targets, line.values)
         return None
 
-    def _admit(
-        self, buffer: TableBuffer, line: Line, name: str, kind: Kind, value: object
-    ) -> tuple[LineError | None, TailColumn | None]:
-        """The column for a field that the tail has no column of this kind for, or why there is none.
-
-        A new column is defined only after the whole line was checked, so the line is judged again in full here.
-        """
-        if (error := self._judge(buffer, line)) is not None:
-            return error, None
-        stored = buffer.schema.kinds.get(name)
-        if stored is None:
-            self.schema.add_column(buffer.schema, name, kind)
-            stored = kind
-        column = buffer.tail.columns.get(name)
-        if column is None:
-            column = buffer.tail.columns[name] = TailColumn(stored)
-        return None, column
+    def _targets(self, buffer: TableBuffer, shape: Shape) -> list[TailColumn]:
+        """Columns of the tail for a line that was judged, in the order of its fields; new ones are defined."""
+        tail, kinds = buffer.tail, buffer.schema.kinds
+        targets = []
+        for name, kind in zip(shape.names, shape.kinds, strict=True):
+            if name not in kinds:
+                self.schema.add_column(buffer.schema, name, kind)
+            column = tail.columns.get(name)
+            if column is None:
+                column = tail.columns[name] = TailColumn(kinds[name])
+            targets.append(column)
+        # An int in a float column is judged by its value each time.
+        if len(tail.targets) < MAX_TARGETS and all(c.kind is k for c, k in zip(targets, shape.kinds, strict=True)):
+            tail.targets[shape] = targets
+        return targets
 
     def _judge(self, buffer: TableBuffer, line: Line) -> LineError | None:
         """Check all columns of a line against its table: kinds first, then the limit."""
@@ -233,7 +256,7 @@ class Appender:
         return _error(line, offset, reason, f"column {name} of table {buffer.schema.name} {text}")
 
     def _append_new_series(
-        self, segment: Segment, database: str, heads: dict[bytes, Head], line: Line, undo: _Undo | None
+        self, segment: Segment, database: str, heads: dict[bytes, Head], line: Line, undo: Undo | None
     ) -> LineError | None:
         """Find or add table, tag columns and series of a head seen for the first time, then append the line."""
         head = line.head
@@ -282,7 +305,7 @@ class Appender:
         found = segment.contexts.get(context_key)
         if found is None:
             heads = segment.heads.setdefault((entry.database, entry.tags), {})
-            context = Context(entry.precision, 0, entry.tags, heads, limits=None)
+            context = Context(entry.precision, 0, entry.tags, heads, limits=None, shapes=self._shapes)
             found = _keep_context(segment, context_key, context, heads)
         context, heads = found
         context.arrival_ns = entry.arrival_ns
@@ -301,33 +324,6 @@ class Appender:
                 done.lines += 1
 
 
-class _Undo:
-    """Takes one delivery back, for `accept_partial=false`."""
-
-    def __init__(self, schema: Schema, segment: Segment) -> None:
-        self._schema = schema
-        self._segment = segment
-        self._names = segment.savepoint
-        self._definitions = schema.savepoint
-        self._before: dict[TableBuffer, tuple[int, int]] = {}
-
-    def note(self, buffer: TableBuffer) -> None:
-        """Remember how far `buffer` was before this delivery."""
-        if buffer not in self._before:
-            self._before[buffer] = (buffer.tail.rows, buffer.tail_bytes)
-
-    def run(self) -> None:
-        """Drop the delivery's rows, series and definitions."""
-        for buffer, (rows, tail_bytes) in self._before.items():
-            buffer.tail.truncate(rows)
-            buffer.tail_bytes = tail_bytes
-        self._segment.rollback_names(self._names)
-        self._schema.rollback(self._definitions)
-        tables = self._segment.tables
-        for buffer in [b for b in self._segment.touched if (b.schema.database, b.schema.name) not in tables]:
-            del self._segment.touched[buffer]
-
-
 def _keep_context(
     segment: Segment, key: object, context: Context, heads: dict[bytes, Head]
 ) -> tuple[Context, dict[bytes, Head]]:
@@ -337,13 +333,15 @@ def _keep_context(
     return context, heads
 
 
-def _append_row(buffer: TableBuffer, ref: int, time_ns: int, targets: Sequence[tuple[TailColumn, Any]]) -> None:
+def _append_row(
+    buffer: TableBuffer, ref: int, time_ns: int, targets: Sequence[TailColumn], values: Sequence[Any]
+) -> None:
     tail = buffer.tail
     row = len(tail.time)
     size_bytes = ROW_BYTES + VALUE_BYTES * len(targets)
     tail.series.append(ref)
     tail.time.append(time_ns)
-    for column, value in targets:
+    for column, value in zip(targets, values):  # noqa: B905 - both follow the shape; once for each value there is
         column.rows.append(row)
         column.values.append(value)
         if column.is_string:
@@ -351,6 +349,7 @@ def _append_row(buffer: TableBuffer, ref: int, time_ns: int, targets: Sequence[t
     buffer.tail_bytes += size_bytes
 
 
+_TIME: Final = struct.Struct("<q")
 _ONE_ROW: Final = DeliveryResult(1)
 """What nearly every message gives: one object for all of them."""
 _TOO_MANY_DATES: Final = f"one delivery may bring {MAX_DATES} dates of a table"
@@ -372,7 +371,7 @@ def _lines_beyond_dates(lines: Sequence[Line]) -> list[Line]:
     return beyond
 
 
-def _entry(delivery: Delivery, key: DeliveryKey | None, times: array[int], spans: list[bytes]) -> LoggedEntry:
+def _entry(delivery: Delivery, key: DeliveryKey | None, times: list[int], spans: list[bytes]) -> LoggedEntry:
     origin = delivery.origin
     return LoggedEntry(
         delivery.arrival_ns,
@@ -382,7 +381,7 @@ def _entry(delivery: Delivery, key: DeliveryKey | None, times: array[int], spans
         origin.tags,
         origin.source,
         key,
-        zlib.crc32(times),
+        zlib.crc32(_TIME.pack(times[0]) if len(times) == 1 else array("q", times)),
         spans,
     )
 

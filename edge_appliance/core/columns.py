@@ -15,6 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from edge_appliance.core.delivery import ColumnDefinition, Kind, Tags
+from edge_appliance.core.line_ordinary import Shape
 
 OPEN_RANK: Final = 2**63 - 1
 """Rank of the rows of the open segment: above every sequence."""
@@ -161,12 +162,14 @@ class TailColumn:
 class Tail:
     """Rows that are not frozen yet; the last ones may lie beyond the visible mark."""
 
-    __slots__ = ("columns", "series", "time")
+    __slots__ = ("columns", "series", "targets", "time")
 
     def __init__(self) -> None:
         self.series = array("I")
         self.time = array("q")
         self.columns: dict[str, TailColumn] = {}
+        self.targets: dict[Shape, list[TailColumn]] = {}
+        """Columns of the lines of a shape, where all of them have the line's own kinds: kept by the appender."""
 
     @property
     def rows(self) -> int:
@@ -175,6 +178,7 @@ class Tail:
 
     def truncate(self, rows: int) -> None:
         """Drop the rows at and beyond `rows`."""
+        self.targets.clear()
         del self.series[rows:]
         del self.time[rows:]
         for name, column in list(self.columns.items()):

@@ -109,6 +109,12 @@ class Origin:
     """Route template or request path, for counters."""
     min_time_ns: int | None = None
     max_future_ns: int | None = None
+    label_prefix: bytes = field(init=False, repr=False)
+    """The label with its length, as it goes before a payload in a delivery key."""
+
+    def __post_init__(self) -> None:
+        label = self.label.encode(errors="surrogatepass")
+        object.__setattr__(self, "label_prefix", b"%d:%b" % (len(label), label))
 
 
 class DeliveryKey(NamedTuple):
@@ -147,11 +153,8 @@ class Delivery:
     """HTTP only; called on the event loop."""
 
 
-class Ack(NamedTuple):
-    """A PUBACK that may be sent: only on the connection with this epoch."""
-
-    epoch: int
-    packet_id: int
+Ack = tuple[int, int]
+"""Epoch and packet id of a PUBACK that may be sent: only on the connection with this epoch."""
 
 
 class ArrivalClock:
@@ -163,13 +166,16 @@ class ArrivalClock:
     def __init__(self, last_ns: int = 0) -> None:
         self.last_ns = last_ns
 
-    def stamp(self, now_ns: int) -> tuple[int, bool]:
-        """Return (arrival time in ns, whether the clock is unset) for the host clock reading `now_ns`."""
+    def stamp(self, now_ns: int, count: int = 1) -> tuple[int, bool]:
+        """Give `count` deliveries their times for the host clock reading `now_ns`.
+
+        Returns the time of the first, the others follow by a nanosecond each; and whether the clock is unset.
+        """
         last_ns = self.last_ns
         is_unset = now_ns < CLOCK_UNSET_BEFORE_NS
         if is_unset or last_ns - _BACKWARD_STEP_NS < now_ns <= last_ns:
             arrival_ns = last_ns + 1 if last_ns else now_ns
         else:
             arrival_ns = now_ns
-        self.last_ns = arrival_ns
+        self.last_ns = arrival_ns + count - 1
         return arrival_ns, is_unset

@@ -1,8 +1,8 @@
 """Line protocol: from the bytes of a delivery to rows and reject records. It raises nothing on any bytes.
 
-Reading is done twice over. `line_grammar` and `_Reader` know every rule and say what is wrong and where. Before
-them `_ordinary` takes what nearly every line is: a head that was seen before, fields without escapes, a plain time.
-It accepts a line only if the full reader would give the same row, and leaves all others to it.
+`line_grammar` and `_Reader` know every rule and say what is wrong and where. Before them `line_ordinary` takes what
+nearly every line is: a head that was seen before, fields without escapes, a plain time. A line is accepted there only
+if the full reader would give the same row; all others are left to it.
 
 A rejected line has one reason, the first in this order: a NUL; syntax from left to right; names; no field left;
 the time. What depends on tables, such as column types, is decided by the caller.
@@ -10,7 +10,6 @@ the time. What depends on tables, such as column types, is decided by the caller
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -25,18 +24,14 @@ from edge_appliance.core.line_grammar import (
     read_line,
     show,
 )
-from edge_appliance.core.line_split import SAMPLE_BYTES, clean, invalid_at, mask, sample, split, trim, unescape_string
-from edge_appliance.core.line_values import INT64_MAX, INT64_MIN, ns_per_unit, time_meaning, time_ns
+from edge_appliance.core.line_names import DEFAULT_LIMITS, Limits, Reject, check_names
+from edge_appliance.core.line_ordinary import Field, Shape, Shapes, Value
+from edge_appliance.core.line_ordinary import read_fields as read_ordinary_fields
+from edge_appliance.core.line_split import SAMPLE_BYTES, clean, invalid_at, mask, sample, split, trim
+from edge_appliance.core.line_values import INT64_MAX, INT64_MIN, NS_PER_UNIT, ns_per_unit, time_meaning, time_ns
 
 PARSER_VERSION: Final = 1
 """Noted in the log. A later parser reads every line that an earlier one accepted to the same row."""
-
-RESERVED_PREFIX: Final = "_edge"
-"""Of names the store keeps for itself: measurements, tags and fields."""
-
-RESERVED_COLUMNS: Final = frozenset({"time", "time_ns"})
-
-Field = tuple[str, Kind, float | int | bool | str]
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "float": Kind.FLOAT,
@@ -46,43 +41,10 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "string": Kind.STRING,
 }
 
-_Reject = tuple[str, int, str]
-"""Why a line is rejected, at which of its bytes, and the message; a `Fault` is one."""
+_Row = tuple[Shape, Sequence[Value], int]
+"""Shape, values and time of an accepted line."""
 
 _NO_LIMIT: Final = 1 << 62
-
-_FLOAT: Final = Kind.FLOAT
-_INT: Final = Kind.INT
-# One field of an ordinary line and the comma behind it. Digits are so few that no number can leave its range, names
-# are not reserved. The look-behind lets a search that finds nothing pass over a long word once, not once per byte.
-_find_ordinary: Final = re.compile(
-    r"""(?:(?<=,)|\A)(
-        (?!time=|time_ns=|_edge) ([^,=\ \t\0\\]+) =
-        (?: (-?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?)
-        |   (-?[0-9]{1,18})i
-        |   ([0-9]{1,18})u
-        |   ([tTfF]|true|True|TRUE|false|False|FALSE)
-        |   "([^"\\\0]*(?:\\[^\n\0][^"\\\0]*){0,100})"
-        )
-        (?:,(?!\Z)|\Z)
-    )""",
-    re.VERBOSE,
-).findall
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The longest names, values and payloads that are accepted, in bytes of UTF-8 after unescaping."""
-
-    name_bytes: int = 1 << 16
-    tag_value_bytes: int = 1 << 16
-    string_bytes: int = 1 << 20
-    payload_bytes: int = 1 << 24
-
-    @property
-    def harmless_line_bytes(self) -> int:
-        """Length up to which a line cannot break a limit."""
-        return min(self.name_bytes, self.tag_value_bytes, self.string_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +64,10 @@ class Line(NamedTuple):
     head: Head
     raw_head: bytes
     """The line up to its first free space: the key of `Context.heads`."""
-    fields: list[Field]
+    shape: Shape
+    """Names and kinds of its fields."""
+    values: Sequence[Value]
+    """Their values, in the order of the shape."""
     time_ns: int
     number: int
     """Physical line on which it starts, from 1."""
@@ -110,6 +75,11 @@ class Line(NamedTuple):
     """Where in that physical line it starts, in bytes from 1."""
     span: bytes
     """The line as it goes to the log: without blanks around it and without the CR at its end."""
+
+    @property
+    def fields(self) -> list[Field]:
+        """Its fields as (name, kind, value)."""
+        return list(zip(self.shape.names, self.shape.kinds, self.values, strict=True))
 
 
 class Parsed(NamedTuple):
@@ -132,11 +102,13 @@ class Context:
     route_tags: Tags = ()
     heads: Mapping[bytes, Head] = field(default_factory=dict)
     """Known heads under these route tags, from accepted lines; only read here."""
-    limits: Limits | None = Limits()
+    limits: Limits | None = DEFAULT_LIMITS
     min_time_ns: int | None = None
     """The first stated time that is accepted."""
     max_time_ns: int | None = None
     """The last stated time that is accepted."""
+    shapes: Shapes = field(default_factory=Shapes, repr=False, compare=False)
+    """Shapes of lines that were read, shared by all contexts of a caller."""
     readers: dict[bool, _Reader] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What reads deliveries under this context, by whether they are replayed: made once, since most are one line."""
 
@@ -154,6 +126,22 @@ def parse(payload: bytes, context: Context) -> Parsed:
     reader = _reader(context, is_replay=False)
     reader.read(split(text))
     return Parsed(reader.lines, reader.errors, len(text) != len(payload), reader.non_finite)
+
+
+def parse_alike(payload: bytes, context: Context) -> tuple[Head, Shape, Sequence[Value], int] | None:
+    """Head, shape, values and time of a delivery that is one line like one before it; None when `parse` must read it.
+
+    Nearly every message of a device is that, and `parse` spends more on the delivery than on its line.
+    """
+    raw_head, _, rest = payload.partition(b" ")
+    head = context.heads.get(raw_head)
+    if head is None or not payload.isascii():
+        return None
+    reader = _reader(context, is_replay=False)
+    if len(payload) > reader.harmless_bytes:
+        return None
+    row = reader.alike(head, rest.decode())
+    return None if row is None else (head, *row)
 
 
 def parse_spans(spans: Sequence[bytes], context: Context) -> Parsed:
@@ -207,6 +195,8 @@ class _Reader:
         self.limits = None if is_replay else context.limits
         self.harmless_bytes = _NO_LIMIT if self.limits is None else self.limits.harmless_line_bytes
         self.is_replay = is_replay
+        self.unit_ns = NS_PER_UNIT.get(context.precision, 0)
+        """0: by magnitude."""
         self.begin()
 
     def begin(self) -> None:
@@ -232,41 +222,49 @@ class _Reader:
             # No head ends in a backslash, so a head that is known does end here.
             head = known.get(raw_head) or new.get(raw_head)
             if head is not None and len(raw) <= self.harmless_bytes:
-                row = self._ordinary(rest.decode(), head.tag_names)
+                text = rest.decode()
+                row = self.alike(head, text) or self._ordinary(head, text)
                 if row is not None:
-                    accept(Line(head, raw_head, row[0], row[1], number, 1, raw))
+                    accept(Line(head, raw_head, *row, number, 1, raw))
                     continue
             self._read_line(number, raw)
 
-    def _ordinary(self, rest: str, tag_names: frozenset[str]) -> tuple[list[Field], int] | None:
+    def alike(self, head: Head, rest: str) -> _Row | None:
+        """The row of a line that has the fields of an ordinary one before it, or None."""
+        shape = self.context.shapes.latest.get((head.measurement, rest[: rest.find("=")]))
+        if shape is None or shape.match is None:
+            return None
+        match = shape.match(rest)
+        if match is None or not shape.name_set.isdisjoint(head.tag_names):
+            return None
+        words = match.groups()
+        time_word = words[-1]
+        stated_ns = self._stated_ns(time_word) if time_word is not None else self.context.arrival_ns
+        if stated_ns is None:
+            return None
+        return shape, shape.read(words[:-1]), stated_ns
+
+    def _ordinary(self, head: Head, rest: str) -> _Row | None:
         """Fields and time of a line behind a good head, or None when the full reader must look at it."""
         body, space, word = rest.rpartition(" ")
+        stated_ns: int | None = self.context.arrival_ns
         if space and word.isdigit() and word.isascii() and len(word) <= 19:
-            stated = int(word)
-            stated_ns = stated * ns_per_unit(stated, self.context.precision)
-            if not self.first_ns <= stated_ns <= self.last_ns:
-                return None
+            stated_ns = self._stated_ns(word)
         else:
-            body, stated_ns = rest, self.context.arrival_ns
-        fields: list[Field] = []
-        names: set[str] = set()
-        length = 0
-        for piece, name, number, whole, unsigned, word, text in _find_ordinary(body):
-            length += len(piece)
-            names.add(name)
-            if number:
-                fields.append((name, _FLOAT, float(number)))
-            elif whole:
-                fields.append((name, _INT, int(whole)))
-            elif unsigned:
-                fields.append((name, Kind.UINT, int(unsigned)))
-            elif word:
-                fields.append((name, Kind.BOOL, word[0] in "tT"))
-            else:
-                value = unescape_string(text.encode()) if "\\" in text else text
-                fields.append((name, Kind.STRING, value))
-        is_whole = fields and length == len(body) and len(names) == len(fields) and names.isdisjoint(tag_names)
-        return (fields, stated_ns) if is_whole else None
+            body = rest
+        fields = read_ordinary_fields(body)
+        if fields is None or stated_ns is None:
+            return None
+        names = {name for name, _, _ in fields}
+        if len(names) < len(fields) or not names.isdisjoint(head.tag_names):
+            return None
+        return self.context.shapes.of_ordinary(head.measurement, fields), [value for _, _, value in fields], stated_ns
+
+    def _stated_ns(self, digits: str) -> int | None:
+        """The time that at most 19 digits state, or None when it is out of range."""
+        stated = int(digits)
+        stated_ns = stated * (self.unit_ns or ns_per_unit(stated, "auto"))
+        return stated_ns if self.first_ns <= stated_ns <= self.last_ns else None
 
     def _read_line(self, number: int, raw: bytes) -> None:
         """Read one line in full."""
@@ -280,7 +278,7 @@ class _Reader:
             reason, at, message = row
             self.errors.append(LineError(number, lead + at + 1, Reason(reason), message, sample(line)))
 
-    def _row(self, line: bytes) -> Line | _Reject:
+    def _row(self, line: bytes) -> Line | Reject:
         """The row of a trimmed line, its place left open; or the first reason against it."""
         nul_at = line.find(b"\0")
         if nul_at >= 0:
@@ -290,12 +288,12 @@ class _Reader:
         head_end = len(line) if head_end < 0 else head_end
         head = self._good_head(line, masked, head_end)
         if head is not None and len(line) <= self.harmless_bytes:
-            row = self._ordinary(line[head_end + 1 :].decode(), head.tag_names)
+            row = self._ordinary(head, line[head_end + 1 :].decode())
             if row is not None:
                 return self._accept(line, head_end, head, row)
         return self._full_row(line, masked, head_end)
 
-    def _full_row(self, line: bytes, masked: bytes, head_end: int) -> Line | _Reject:
+    def _full_row(self, line: bytes, masked: bytes, head_end: int) -> Line | Reject:
         """The row of a line without a NUL, read by all the rules; or the first reason against it."""
         texts: list[FieldText] = []
         parts = read_line(line, masked, head_end, texts)
@@ -305,7 +303,7 @@ class _Reader:
             return parts
         head_text, time_text = parts
         head = self._head(line[:head_end], head_text)
-        if not self.is_replay and (reject := _check_names(head_text, head.tag_names, texts, self.limits)):
+        if not self.is_replay and (reject := check_names(head_text, head.tag_names, texts, self.limits)):
             return reject
         if not fields:
             return Reason.NON_FINITE, texts[0].value_at, "every field of the line is nan or inf"
@@ -318,13 +316,14 @@ class _Reader:
             border = "before min_time" if stated_ns < self.first_ns else "further ahead than max_future"
             meaning = time_meaning(stated_ns, self.context.precision)
             return Reason.TIME_OUT_OF_RANGE, time_text.at, f"the time {show(word)} {meaning}: {border} of the route"
-        return self._accept(line, head_end, head, (fields, stated_ns))
+        shape = self.context.shapes.of(fields)
+        return self._accept(line, head_end, head, (shape, [value for _, _, value in fields], stated_ns))
 
-    def _accept(self, line: bytes, head_end: int, head: Head, row: tuple[list[Field], int]) -> Line:
+    def _accept(self, line: bytes, head_end: int, head: Head, row: _Row) -> Line:
         """The accepted line, its place left open; its head counts as seen from now on."""
         raw_head = line[:head_end]
         self.heads[raw_head] = head
-        return Line(head, raw_head, row[0], row[1], 0, 0, line)
+        return Line(head, raw_head, *row, 0, 0, line)
 
     def _good_head(self, line: bytes, masked: bytes, head_end: int) -> Head | None:
         """The head of a line when it was seen before or nothing can be said against it."""
@@ -333,7 +332,7 @@ class _Reader:
         if head is not None:
             return head
         text = read_head(line, masked, head_end)
-        if isinstance(text, Fault) or (not self.is_replay and _check_names(text, frozenset(), (), self.limits)):
+        if isinstance(text, Fault) or (not self.is_replay and check_names(text, frozenset(), (), self.limits)):
             return None
         return self._head(raw_head, text)
 
@@ -348,50 +347,3 @@ class _Reader:
         tags = {**dict(self.context.route_tags), **own}
         collisions = len(self.context.route_tags) + len(own) - len(tags)
         return Head(text.measurement, tuple(sorted(tags.items())), collisions, frozenset(tags))
-
-
-def _check_names(
-    head: HeadText, tag_names: frozenset[str], fields: Sequence[FieldText], limits: Limits | None
-) -> _Reject | None:
-    """The first reason against the names of a line, then against their lengths and those of its values."""
-    tag_keys = [(tag.key, tag.key_at) for tag in head.tags]
-    field_keys = [(text.key, text.key_at) for text in fields]
-    if head.measurement.startswith(RESERVED_PREFIX):
-        return Reason.RESERVED_NAME, 0, f"measurement {show(head.measurement)}: names in {RESERVED_PREFIX} are reserved"
-    for key, at in tag_keys + field_keys:
-        if key in RESERVED_COLUMNS or key.startswith(RESERVED_PREFIX):
-            return Reason.RESERVED_NAME, at, f"the name {show(key)} is reserved"
-    if (repeated := _repeated(tag_keys)) is not None:
-        return Reason.DUPLICATE_TAG, repeated[1], f"tag {show(repeated[0])} occurs twice"
-    if (repeated := _repeated(field_keys)) is not None:
-        return Reason.DUPLICATE_FIELD, repeated[1], f"field {show(repeated[0])} occurs twice"
-    for key, at in field_keys:
-        if key in tag_names:
-            return Reason.TAG_FIELD_COLLISION, at, f"{show(key)} is a tag and a field of the line"
-    return None if limits is None else _check_lengths(head, fields, limits)
-
-
-def _repeated(keys: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
-    seen: set[str] = set()
-    for key, at in keys:
-        if key in seen:
-            return key, at
-        seen.add(key)
-    return None
-
-
-def _check_lengths(head: HeadText, fields: Sequence[FieldText], limits: Limits) -> _Reject | None:
-    names = [(head.measurement, 0), *((tag.key, tag.key_at) for tag in head.tags)]
-    names += [(text.key, text.key_at) for text in fields]
-    for name, at in names:
-        if len(name.encode()) > limits.name_bytes:
-            return Reason.NAME_TOO_LONG, at, f"the name {show(name)} has more than {limits.name_bytes} bytes"
-    for tag in head.tags:
-        if len(tag.value.encode()) > limits.tag_value_bytes:
-            message = f"the value of tag {show(tag.key)} has more than {limits.tag_value_bytes} bytes"
-            return Reason.VALUE_TOO_LONG, tag.value_at, message
-    for text in fields:
-        if isinstance(text.value, str) and len(text.value.encode()) > limits.string_bytes:
-            message = f"the string of field {show(text.key)} has more than {limits.string_bytes} bytes"
-            return Reason.VALUE_TOO_LONG, text.value_at, message
-    return None

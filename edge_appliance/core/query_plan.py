@@ -17,7 +17,7 @@ import bisect
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -28,7 +28,7 @@ from edge_appliance.core.columns import RowSet
 from edge_appliance.core.delivery import ColumnDefinition, Kind
 from edge_appliance.core.interval import ALL_TIME, MAX_NS, MIN_NS, NO_TIME, Interval, coarsen, complement, runs
 from edge_appliance.core.parts import Part, age, file_column, set_key
-from edge_appliance.core.query_types import HI_COLUMN, LO_COLUMN, PART_COLUMN, SharedPart
+from edge_appliance.core.query_types import HI_COLUMN, LO_COLUMN, PART_COLUMN, SharedPart, no_rows
 from edge_appliance.core.view import TableView
 
 HOT_CONTESTED_LIMIT: Final = 32
@@ -180,6 +180,28 @@ def quoted(name: str) -> str:
 def hot_columns(plan: TablePlan, columns: Sequence[ColumnDefinition], needed: Container[str]) -> list[ColumnDefinition]:
     """Columns that rows in memory must bring: those needed, and all tags when some row is contested."""
     return [c for c in columns if c.name in needed or (plan.hot_contested and c.kind is Kind.TAG)]
+
+
+def hot_partitions(
+    plan: TablePlan, columns: Collection[ColumnDefinition], needed: Container[str], batch_rows: int
+) -> list[list[pa.RecordBatch]]:
+    """The rows in memory as two halves for two cores, each row with its place in the order of writing.
+
+    Batches are cut to `batch_rows`: the engine takes those of memory as they are.
+    """
+    wanted = hot_columns(plan, tuple(columns), needed)
+    batches: list[pa.RecordBatch] = []
+    place = len(plan.shared)
+    for batch in (batch for row_set in plan.hot for batch in row_set.batches(wanted)):
+        order = pa.arange(place, place + batch.num_rows)
+        ordered = batch.append_column(ORDER_COLUMN, order)
+        batches += [ordered.slice(start, batch_rows) for start in range(0, batch.num_rows, batch_rows)]
+        place += batch.num_rows
+    if not batches:
+        empty = no_rows(wanted)
+        batches = [empty.append_column(ORDER_COLUMN, pa.array([], pa.int64()))]
+    middle = (len(batches) + 1) // 2
+    return [half for half in (batches[:middle], batches[middle:]) if half]
 
 
 class Sources(NamedTuple):

@@ -40,6 +40,8 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], QueryFault, str], ...]] = (
     (re.compile(r"table '[^']*(?:'[^']*)*' not found"), "not_found", ""),
     (re.compile(r"Object Store error|No such file|Parquet error"), "unavailable", "a part could not be read"),
 )
+_WRAPPED: Final = re.compile(r'(?:SQL error: )?(?:Parser|Tokenizer)Error\("(.*)"\)', re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)")
 _PLAIN: Final[tuple[QueryFault, str]] = ("invalid", "")
 
 
@@ -63,6 +65,10 @@ def explain(message: str, names: Iterable[str]) -> QueryError:
     """The engine's message as our error, with a hint where a name of `names` differs only by case."""
     # Only the innermost cause says something to the one who asked; the rest names parts of the engine.
     text = message.removeprefix("DataFusion error: ").rsplit("\ncaused by\n", 1)[-1]
+    if wrapped := _WRAPPED.fullmatch(text.strip()):
+        text = _ESCAPED.sub(lambda escape: {"n": "\n", "t": "\t"}.get(escape[1], escape[1]), wrapped[1])
+    if "RecursionLimitExceeded" in text:
+        text = "the statement is nested too deeply"
     known = ((fault, hint) for pattern, fault, hint in _MEANINGS if pattern.search(text))
     fault, hint = next(known, _PLAIN)
     if not hint and (missing := _missing_name(text)) is not None:

@@ -50,8 +50,7 @@ def delivery_key(delivery: Delivery) -> DeliveryKey | None:
     """Key of a QoS 1 delivery: packet id and 128-bit hash of topic and payload; None for other deliveries."""
     if not delivery.qos:
         return None
-    topic = delivery.origin.label.encode()
-    digest = hashlib.blake2b(b"%d:%b%b" % (len(topic), topic, delivery.payload), digest_size=16).digest()
+    digest = hashlib.blake2b(delivery.origin.label_prefix + delivery.payload, digest_size=16).digest()
     return DeliveryKey(delivery.packet_id, digest)
 
 
@@ -67,7 +66,7 @@ def unknown_deliveries(
     for delivery in deliveries:
         key = delivery_key(delivery)
         if key is not None:
-            acks.append(Ack(delivery.epoch, delivery.packet_id))
+            acks.append((delivery.epoch, delivery.packet_id))
             last = in_group.get(key.packet_id)
             if delivery.is_dup and (recent.has(key) if last is None else last == key):
                 continue

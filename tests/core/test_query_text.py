@@ -82,3 +82,19 @@ def test_statements_that_depend_on_the_current_time() -> None:
     assert uses_now("SELECT * FROM t WHERE time > NOW() - interval '1 hour'")
     assert uses_now("SELECT current_timestamp")
     assert not uses_now("SELECT * FROM t WHERE time > '2026-01-01'")
+
+
+@pytest.mark.parametrize(
+    ("message", "plain"),
+    [
+        ('SQL error: ParserError("Expected: \\"x\\", found: EOF")', 'Expected: "x", found: EOF'),
+        (
+            'SQL error: TokenizerError("Unterminated string literal at Line: 1")',
+            "Unterminated string literal at Line: 1",
+        ),
+        ("SQL error: RecursionLimitExceeded (current limit: 50)", "the statement is nested too deeply"),
+    ],
+)
+def test_wrappers_of_the_parser_are_taken_off(message: str, plain: str) -> None:
+    """The one who asked reads a sentence, not names of the parser's errors."""
+    assert str(explain(message, [])) == plain

@@ -18,7 +18,7 @@ import uvloop
 from broker import Mosquitto
 from ports import free_port
 
-from edge_appliance.core.delivery import Ack, ArrivalClock, Delivery, Reason
+from edge_appliance.core.delivery import ArrivalClock, Delivery, Reason
 from edge_appliance.core.route import Route, RouteSettings, RouteTable
 from edge_appliance.health import Health, Phase
 from edge_appliance.metrics import Metrics
@@ -95,7 +95,7 @@ class _Run:
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """What a durable group does."""
-        self.source.acknowledge([Ack(delivery.epoch, delivery.packet_id) for delivery in deliveries if delivery.qos])
+        self.source.acknowledge([(delivery.epoch, delivery.packet_id) for delivery in deliveries if delivery.qos])
 
     async def connected(self) -> None:
         """Wait until all filters are granted."""

@@ -155,7 +155,7 @@ class Core:
     @property
     def acked(self) -> list[int]:
         """Packet ids acknowledged so far, in order."""
-        return [ack.packet_id for committed in self.committed for ack in committed.acks]
+        return [packet_id for committed in self.committed for _, packet_id in committed.acks]
 
     def rows(self, database: str = "edge"):
         """All rows in memory as (table, tags, time, fields), in order of rank and position."""

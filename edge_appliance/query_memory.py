@@ -1,0 +1,82 @@
+"""The last line of defence against a query that takes memory outside of the engine's pool.
+
+Nothing tells which query took it, so each watches how much the process has grown since it began, and the one that sees
+too much of it is ended. One at a time: the others go on while its memory comes back. Growth is measured anew for each
+query, since over hours ingest may fill its buffer, but within one query's time it takes little.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from edge_appliance import host
+from edge_appliance.errors import QueryError
+
+_POOL_FACTOR: Final = 3
+_SLACK_BYTES: Final = 64 * 2**20
+"""Growth beyond the pool that is usual: decoded pages, batches on their way, and what ingest takes meanwhile."""
+_LOW_BYTES: Final = 32 * 2**20
+"""With less than this available to the whole process, growth by one pool is too much already."""
+_RELIEF_S: Final = 2.0
+
+
+class MemoryGuard:
+    """Says which query has to end when the process grows too much. Thread-safe."""
+
+    def __init__(
+        self,
+        pool_bytes: int,
+        *,
+        resident: Callable[[], int] = host.rss_bytes,
+        available: Callable[[], int] = host.available_memory_bytes,
+    ) -> None:
+        self._pool_bytes = pool_bytes
+        self._resident = resident
+        self._available = available
+        self._lock = threading.Lock()
+        self._quiet_until_s = 0.0
+
+    def watch(self) -> Watch:
+        """A watch for one query."""
+        return Watch(self)
+
+    def resident_bytes(self) -> int:
+        """Resident memory of the process."""
+        return self._resident()
+
+    def is_too_much(self, grown_bytes: int) -> bool:
+        """Whether the query that saw this growth has to end."""
+        if grown_bytes <= self._pool_bytes:
+            return False
+        if grown_bytes <= _POOL_FACTOR * self._pool_bytes + _SLACK_BYTES and self._available() >= _LOW_BYTES:
+            return False
+        with self._lock:
+            now_s = time.monotonic()
+            is_first = now_s >= self._quiet_until_s
+            if is_first:
+                self._quiet_until_s = now_s + _RELIEF_S
+        return is_first
+
+
+class Watch:
+    """Growth of the process since one query began."""
+
+    def __init__(self, guard: MemoryGuard) -> None:
+        self._guard = guard
+        self._before_bytes: int | None = None
+
+    def begin(self) -> None:
+        """From here on growth counts."""
+        self._before_bytes = self._guard.resident_bytes()
+
+    def check(self) -> None:
+        """Raise QueryError when the process has grown too much; nothing counts before `begin`."""
+        if self._before_bytes is None:
+            return
+        grown_bytes = self._guard.resident_bytes() - self._before_bytes
+        if self._guard.is_too_much(grown_bytes):
+            text = f"queries took {grown_bytes // 2**20} MiB of memory; narrow the time range, or ask for fewer columns"
+            raise QueryError("exhausted", text)
