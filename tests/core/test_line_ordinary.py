@@ -130,3 +130,11 @@ def test_read_fields_refuses_what_is_not_ordinary():
     assert read_fields('a=1,b=2i,c=3u,d=t,e="x"') is not None
     for body in (r"a\ b=1", "a=nan", "time=1", "_edge=1", "a=1,", "a=1,,b=2", "a", "", "a=" + "1" * 41, "a=1x"):
         assert read_fields(body) is None
+
+
+def test_line_alike_with_a_field_named_like_one_of_its_tags_is_refused():
+    """The shape comes from a series without that tag; on the series with it the line is a collision."""
+    warm = warmed([b"m a=1", b"m,a=x v=1"])
+    assert parse_alike(b"m a=2", warm) is not None
+    assert parse_alike(b"m,a=x a=2", warm) is None
+    assert [error.reason for error in parse(b"m,a=x a=2", warm).errors] == ["tag_field_collision"]
