@@ -238,9 +238,10 @@ class Ingest:
         """
         refuse = partial(_refuse_http, deliveries, keys, self._on_committed)
         attempt = 0
-        while True:
+        while appended.entries:  # until it is written, or all of it was refused
             try:
                 self._write(payload)
+                break
             except DiskError as error:
                 self._metrics.wal_failures.add()
                 _log.error("%s; the group is written to a new log file", error)
@@ -252,9 +253,8 @@ class Ingest:
                     return None
                 attempt += 1
                 appended, payload = append_group(self._appender, self._buffer.state.open, deliveries, keys)
-            else:
-                self._health.release("log")
-                return appended
+        self._health.release("log")
+        return appended
 
     def _write(self, payload: bytes) -> None:
         written = self._wal.file_bytes

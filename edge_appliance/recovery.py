@@ -198,8 +198,7 @@ class Replay:
 
     def _remember(self, segment: Segment, record: GroupRecord) -> None:
         done = self._done
-        arrivals = (entry.arrival_ns for entry in record.entries)
-        done.last_arrival_ns = max(done.last_arrival_ns, *arrivals)
+        done.last_arrival_ns = max([done.last_arrival_ns, *(entry.arrival_ns for entry in record.entries)])
         keys = [entry.key for entry in record.entries]
         done.recent.add(keys)
         segment.keep_keys(keys)

@@ -245,6 +245,20 @@ def test_disk_that_keeps_failing_holds_acks_and_heals_without_a_restart(core, mo
     thread.join(DEADLINE_S)
 
 
+def test_group_that_was_refused_whole_leaves_nothing_in_the_log(core, monkeypatch):
+    """A group of HTTP writes on a failing disk: refused, not logged as an empty record, and the next one is stored."""
+    monkeypatch.setattr("edge_appliance.ingest.RETRY_S", (0.0,))
+    FailingSync(monkeypatch, 2)
+    (result,) = core.write_http(b"p v=1 1")
+    assert result.refused
+    assert core.wal.next_sequence == core.wal.first_sequence
+    assert core.health.held == ""
+    assert core.write_http(b"p v=2 2")[0].rows == 1
+    again = core.restart()
+    assert [row[2] for row in again.rows()] == [2]
+    again.abandon()
+
+
 def test_stop_on_a_failing_disk_ends_the_thread_without_an_ack(core, monkeypatch):
     """A stop does not wait for a disk that never comes back; the broker still has the message."""
     FailingSync(monkeypatch, 10_000)

@@ -9,8 +9,10 @@ import pytest
 from core_harness import DEADLINE_S, Core, rows_of
 
 from edge_appliance.core.append import Appender
+from edge_appliance.core.line_protocol import PARSER_VERSION
 from edge_appliance.core.parts import Part, part_name
-from edge_appliance.core.wal_frame import BLOCK_BYTES
+from edge_appliance.core.wal_frame import BLOCK_BYTES, FrameType
+from edge_appliance.core.wal_record import GroupRecord, encode_group
 from edge_appliance.errors import DiskError
 from edge_appliance.persist import _Job
 from edge_appliance.reconcile import open_catalog
@@ -156,6 +158,16 @@ def test_damaged_record_costs_itself_only(core):
     assert [row[2] for row in again.rows()] == [0, 1, 3, 4]
     assert "wal_damage" in again.health.degraded
     assert len(list(again.paths.quarantine.iterdir())) == 1
+    again.abandon()
+
+
+def test_record_without_entries_is_read_over(core):
+    """A group that says nothing is no reason to stop a start."""
+    core.write(b"p v=1 1")
+    core.wal.append(FrameType.GROUP, encode_group(GroupRecord(PARSER_VERSION, [], [])))
+    core.write(b"p v=2 2")
+    again = core.restart()
+    assert [row[2] for row in again.rows()] == [1, 2]
     again.abandon()
 
 
