@@ -92,7 +92,7 @@ class Replay:
 
     def run(self, files: Sequence[WalFile]) -> Replayed | None:
         """Replay `files` in order; None when the process is asked to stop meanwhile. Raises DiskError."""
-        self._note_set_aside()
+        self._note_set_aside(files[-1].path.name if files else "")
         self._progress = ReplayProgress(total_bytes=sum(file.size for file in files))
         self._health.replayed(self._progress)
         if files:
@@ -277,8 +277,12 @@ class Replay:
         self._metrics.wal_damaged.add()
         self._health.degrade("wal_hole", text)
 
-    def _note_set_aside(self) -> None:
+    def _note_set_aside(self, newest: str) -> None:
         for error in self._wal.set_aside:
+            if error.offset == 0 and error.what > newest:
+                # Cut off while it was made: its header is synced with its first group, so it never had one.
+                _log.info("%s; the last start ended before it was used", error)
+                continue
             _log.warning("%s; it is kept in %s", error, self._quarantine)
             self._metrics.wal_damaged.add()
             self._health.degrade("wal_set_aside", f"{error}; it is kept in {self._quarantine}")

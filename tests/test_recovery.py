@@ -185,7 +185,19 @@ def test_torn_tail_is_no_damage(core):
     again.abandon()
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\0" * 5000], ids=["empty", "short", "zeros"])
+def test_empty_newest_file_is_no_damage(core):
+    """A power cut before the first group of a file leaves its name alone; nothing was lost, and nothing is degraded."""
+    core.write(b"p v=1 1")
+    core.abandon()
+    (core.paths.wal / f"{99:020d}.wal").touch()
+    again = Core(core.root)
+    assert len(again.rows()) == 1
+    assert again.health.degraded == {}
+    assert again.wal.segment_id > 99
+    again.abandon()
+
+
+@pytest.mark.parametrize("content", [b"x" * 100, b"\0" * 5000], ids=["short", "zeros"])
 def test_garbage_under_a_log_name_is_set_aside(core, content):
     """A file that holds no record never stops a start, and is not deleted."""
     core.write(b"p v=1 1")
