@@ -29,7 +29,8 @@ from edge_appliance.errors import DiskError, EdgeError, FormatError
 from edge_appliance.group_append import take_back
 from edge_appliance.health import Health, ReplayProgress
 from edge_appliance.metrics import Metrics
-from edge_appliance.wal import Wal, WalFile
+from edge_appliance.wal import Wal
+from edge_appliance.wal_file import EMPTY_FILE, WalFile
 
 _log = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ class Replay:
 
     def _note_set_aside(self, newest: str) -> None:
         for error in self._wal.set_aside:
-            if error.offset == 0 and error.what > newest:
+            if error.reason == EMPTY_FILE and error.what > newest:
                 # Cut off while it was made: its header is synced with its first group, so it never had one.
                 _log.info("%s; the last start ended before it was used", error)
                 continue

@@ -18,6 +18,8 @@ from edge_appliance.core.wal_scan import Damage, Walk, find_salt
 from edge_appliance.errors import DiskError, FormatError, NewerFormatError
 
 SUFFIX: Final = ".wal"
+EMPTY_FILE: Final = "the file is empty"
+"""Reason for setting aside a file that a crash cut off while it was made."""
 _NAME: Final = re.compile(r"(\d{20})\.wal")
 _WINDOW_BYTES: Final = 256 << 10
 """Read at once: many small records cost one call."""
@@ -53,6 +55,8 @@ def open_file(path: Path) -> WalFile:
     if segment_id is None:
         raise FormatError(path.name, 0, "the name is not that of a WAL file")
     with FileBytes(path) as file:
+        if not file.size:
+            raise FormatError(path.name, 0, EMPTY_FILE)
         if file.size < BLOCK_BYTES:
             raise FormatError(path.name, file.size, "shorter than a file header")
         try:
