@@ -23,7 +23,7 @@ from edge_appliance.core.append import Appender
 from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
-from edge_appliance.dead_letters import DeadLetters
+from edge_appliance.dead_letters import DEFAULT_MAX_BYTES, DeadLetters
 from edge_appliance.errors import PathError
 from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import HttpServer, build_app, serve
@@ -60,7 +60,6 @@ SLICE_LIMIT_S: Final = 600.0
 """For one slice of a table, sorted, written and synced on the slowest card; beyond it the worker hangs."""
 GROUP_END_S: Final = 15.0
 """How long a stop waits for the group in work."""
-DEAD_LETTER_BYTES: Final = 16 * 2**20
 QUERY_GRACE_S: Final = 5.0
 """Beyond its own time limit, how long a query is waited for."""
 MEMORY_DRAIN_S: Final = 30.0
@@ -141,7 +140,7 @@ class Appliance:
         self._inbox = Inbox(
             config.memory.inbox_limit_bytes, config.wal.group_delay_s, metrics, self._loop.call_soon_threadsafe
         )
-        self._dead_letters = DeadLetters(paths.dead_letters, DEAD_LETTER_BYTES, metrics)
+        self._dead_letters = DeadLetters(paths.dead_letters, DEFAULT_MAX_BYTES, metrics)
         files = PartFiles(paths.spool, config.store.directory, paths.cache)
         self._uploader = Uploader(self._store, paths.spool, paths.cache, self._catalog, self._buffer, health, metrics)
         self._persister = Persister(
@@ -159,12 +158,12 @@ class Appliance:
         self._sql = SqlEngine(self._buffer, files, paths.view, config.query, metrics)
         self._ingest = Ingest(
             IngestSettings(
-                config.segment.max_bytes,
-                config.segment.max_age_s,
-                config.wal.max_bytes,
-                config.wal.min_free_bytes,
-                config.wal.sync,
-                paths.root,
+                segment_max_bytes=config.segment.max_bytes,
+                segment_max_age_s=config.segment.max_age_s,
+                wal_max_bytes=config.wal.max_bytes,
+                min_free_bytes=config.wal.min_free_bytes,
+                sync=config.wal.sync,
+                data_dir=paths.root,
             ),
             self._inbox,
             self._buffer,
@@ -215,6 +214,7 @@ class Appliance:
         metrics.buffer_bytes.read_from(lambda: self._buffer.size_bytes)
         metrics.buffer_limit.set(config.memory.buffer_limit_bytes)
         metrics.rss_bytes.read_from(host.rss_bytes)
+        metrics.ready.read_from(lambda: health.is_ready)
 
     # The life of the process
 
@@ -247,7 +247,6 @@ class Appliance:
         gc.collect()
         gc.freeze()
         self.health.enter(Phase.RUNNING)
-        self.metrics.ready.set(1)
         self._notifier.ready(self.health.status_line())
         self._watchdog.start()
         _log.info("ready: http://%s:%d", *self._config.http.listen)
@@ -263,7 +262,7 @@ class Appliance:
             self._appender,
             self.health,
             self.metrics,
-            quarantine=self._paths.quarantine,
+            quarantine_dir=self._paths.quarantine,
             persist=self._persister.submit,
             is_stopping=self._is_stopping.is_set,
         )

@@ -12,14 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_appliance.core.delivery import ColumnDefinition
+from edge_appliance.core.delivery import ColumnDefinition, TableKey
 from edge_appliance.core.parts import Part
 from edge_appliance.core.schema import Schema
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.view import TableView, View
-
-TableKey = tuple[str, str]
-"""Database and table."""
 
 ROOM_SHARE: Final = 0.9
 """Share of the limit below which a full buffer takes rows again."""

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_appliance import durable
-from edge_appliance.core.catalog_state import CatalogState, Change, LoggedDelivery, TableKey, apply, part_identity
-from edge_appliance.core.delivery import DeliveryKey, Kind, TableDefinition
+from edge_appliance.core.catalog_state import CatalogState, Change, LoggedDelivery, apply, part_identity
+from edge_appliance.core.delivery import DeliveryKey, Kind, TableDefinition, TableKey
 from edge_appliance.core.parts import Part
 from edge_appliance.errors import CatalogError, DiskError, NewerFormatError
 

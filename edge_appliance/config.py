@@ -142,11 +142,6 @@ class StoreSection(msgspec.Struct, frozen=True):
 
     directory: Annotated[Path, Key("url", "", values.optional(values.directory_url))]
 
-    @property
-    def url(self) -> str:
-        """The directory as a file:// URL."""
-        return self.directory.as_uri()
-
 
 class QuerySection(msgspec.Struct, frozen=True):
     """[query]: limits of one SQL query."""

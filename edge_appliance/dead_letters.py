@@ -30,7 +30,6 @@ SYNC_EVERY_S: Final = 1.0
 _FILES_AT_LEAST: Final = 4
 """Of a small limit, so that dropping the oldest file never drops nearly everything."""
 _NAME: Final = re.compile(r"rejects-(\d{10})\.jsonl")
-_FILE_MODE: Final = 0o640
 
 
 class _Letter(msgspec.Struct, frozen=True):
@@ -81,10 +80,10 @@ class DeadLetters:
         if waiting:
             self._write(waiting)
 
-    def sync_if_due(self, now_monotonic: float) -> None:
-        """Make the letters durable when the last sync was a second ago or longer; `now_monotonic` is in seconds."""
-        if self._unsynced and now_monotonic - self._last_sync_s >= SYNC_EVERY_S:
-            self._last_sync_s = now_monotonic
+    def sync_if_due(self, now_s: float) -> None:
+        """Make the letters durable when the last sync was a second ago or longer, by the monotonic clock."""
+        if self._unsynced and now_s - self._last_sync_s >= SYNC_EVERY_S:
+            self._last_sync_s = now_s
             self.sync()
 
     def sync(self) -> None:
@@ -158,7 +157,7 @@ class DeadLetters:
             return path
         try:
             self._has_new_names |= not path.exists()
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, durable.FILE_MODE)
             size = os.fstat(self._fd).st_size
             # A crash may have torn the last letter: the next one begins on a line of its own.
             if size and os.pread(self._fd, 1, size - 1) != b"\n":

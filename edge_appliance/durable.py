@@ -21,12 +21,12 @@ from edge_appliance.errors import DiskError, PathError
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Names that end like this were never published; whoever owns the directory may delete them at start."""
 
-_NO_HARD_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
+NO_HARD_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 """Why link() may refuse although a copy works: another file system, one without hard links, or too many of them."""
 
 _COMPARE_BYTES: Final = 1 << 20
-_FILE_MODE: Final = 0o640
-_UNLIMITED_INODES: Final = 2**62
+FILE_MODE: Final = 0o640
+"""Rows and topics are nobody's business but the service's user and group."""
 
 
 def write_at(fd: int, data: bytes, offset: int, path: str | os.PathLike[str]) -> None:
@@ -66,18 +66,6 @@ def publish(temporary: str | os.PathLike[str], final: str | os.PathLike[str]) ->
     sync_directory(target)
     if source != target:
         sync_directory(source)
-
-
-def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a whole small file so that after a crash its old or its new content is there, never a mixture."""
-    temporary = _temporary(path)
-    try:
-        with _disk("write", temporary), temporary.open("wb") as file:
-            file.write(data)
-        publish(temporary, path)
-    except DiskError:
-        _discard(temporary)
-        raise
 
 
 def remove(path: str | os.PathLike[str]) -> bool:
@@ -137,7 +125,7 @@ def lock_directory(path: str | os.PathLike[str]) -> LockHandle:
     """Lock an existing directory against other processes, without waiting."""
     lock = Path(path) / "lock"
     try:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         raise PathError(str(lock), error.strerror or str(error)) from error
     try:
@@ -165,7 +153,7 @@ def link_or_copy(source: str | os.PathLike[str], final: str | os.PathLike[str]) 
         # It may be the work of a run that was cut before its syncs.
         sync_file(target)
     except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
+        if error.errno not in NO_HARD_LINKS:
             raise DiskError("link", str(target), error) from error
         _copy(Path(source), target)
     sync_directory(target.parent)
@@ -176,14 +164,6 @@ def free_bytes(path: str | os.PathLike[str]) -> int:
     with _disk("statvfs", path):
         stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize
-
-
-def free_inodes(path: str | os.PathLike[str]) -> int:
-    """Files that may still be created on the file system of `path`; a very high number where there is no limit."""
-    with _disk("statvfs", path):
-        stat = os.statvfs(path)
-    # File systems that allocate inodes on demand (btrfs) report none at all.
-    return stat.f_favail if stat.f_files else _UNLIMITED_INODES
 
 
 @contextmanager

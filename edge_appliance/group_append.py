@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from edge_appliance.core.append import Appender, GroupAppend
+from edge_appliance.core.append import Appender
+from edge_appliance.core.appended import GroupAppend
 from edge_appliance.core.delivery import Delivery, DeliveryKey, LineError, Reason
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_record import encode_group
@@ -34,6 +35,8 @@ def append_group(
     for delivery, key in zip(deliveries, keys, strict=True):
         try:
             _append(appender, segment, [delivery], [key])
+        except MemoryError:
+            raise
         except Exception as error:  # whatever it is, it is this delivery's alone
             text = f"{type(error).__name__}: {error}"
             delivery.reject = LineError(0, 0, Reason.INTERNAL_ERROR, text, delivery.payload)

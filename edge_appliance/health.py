@@ -87,7 +87,7 @@ class Health:
 
     @property
     def degraded(self) -> dict[str, str]:
-        """Degraded reasons by key."""
+        """Degraded reasons by key, those that hold intake among them."""
         with self._lock:
             return {**self._degraded, **self._held}
 

@@ -1,4 +1,4 @@
-"""What the host gives us: cores, memory, disk, and an identity.
+"""What the host gives us: cores, memory, and an identity.
 
 Limits of control groups count like physical ones: a service with `MemoryMax=` or a container must size itself by
 its limit, not by the machine. All functions take the file system root they read below, so that tests can hand in a
@@ -63,11 +63,6 @@ def raise_open_files_limit() -> None:
     """Use the hard limit: at the usual 1,024 a thousand idle clients would keep the log from opening its next file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def disk_total_bytes(path: Path) -> int:
-    """Size of the file system that holds `path`."""
-    return int(psutil.disk_usage(str(path)).total)
 
 
 def machine_id(root: Path = _ROOT) -> str | None:

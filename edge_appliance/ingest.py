@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from edge_appliance.buffer import Buffer
-from edge_appliance.core.append import Appender, GroupAppend
+from edge_appliance.core.append import Appender
+from edge_appliance.core.appended import GroupAppend
 from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult
 from edge_appliance.core.redelivery import RecentDeliveries, unknown_deliveries
 from edge_appliance.core.segment import Segment
@@ -281,8 +282,9 @@ class Ingest:
         with self._station.within(FSYNC_LIMIT_S):
             seconds = self._wal.sync()
         self._last_sync_s = time.monotonic()
-        self._metrics.wal_fsyncs.add()
-        self._metrics.fsync_seconds.observe(seconds)
+        if seconds:  # else there was nothing to sync, or no log
+            self._metrics.wal_fsyncs.add()
+            self._metrics.fsync_seconds.observe(seconds)
 
     def _replace_log(self, attempt: int, refuse: Callable[[], None] = lambda: None) -> bool:
         """Take back the rows beyond the mark and go on in a new file; False when the appliance stops first."""
@@ -357,7 +359,7 @@ class Ingest:
         if appended.non_finite:
             metrics.non_finite.add(appended.non_finite)
         if appended.tag_collisions:
-            metrics.tag_collision.add(appended.tag_collisions)
+            metrics.tag_collisions.add(appended.tag_collisions)
 
 
 def _refuse_http(deliveries: list[Delivery], keys: list[DeliveryKey | None], tell: Callable[[Committed], None]) -> None:

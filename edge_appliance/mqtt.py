@@ -83,7 +83,7 @@ class Link(Client):
         self.is_accepted = False
         self.refuses_us = False
         self.refuses_version = False
-        self.up_since: float | None = None
+        self.up_since_s: float | None = None
         self.order = AckOrder()
         self.subscriptions = Subscriptions(filters)
         self.is_paused = False

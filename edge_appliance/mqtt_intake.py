@@ -65,6 +65,8 @@ class Intake:
             )
             arrival_ns += 1
         self._count(len(publishes), size_bytes, ignored, unprotected)
+        if clock_unset:
+            self._metrics.clock_unset.add(len(publishes))
         return deliveries
 
     def _count(self, messages: int, size_bytes: int, ignored: int, unprotected: dict[str, int]) -> None:

@@ -12,8 +12,8 @@ _FIRST_DELAY_S: Final = 0.5
 _STEADY_S: Final = 60.0
 """A link that was up this long counts as good: the next attempt starts from the first delay."""
 
-_REFUSED: Final = 0x80
-"""SUBACK codes from here on are refusals, in 3.1.1 and 5."""
+REFUSED: Final = 0x80
+"""Codes of SUBACK and UNSUBACK from here on are refusals, in 3.1.1 and 5."""
 
 
 class Backoff:
@@ -48,12 +48,12 @@ class Subscriptions:
 
     def answered(self, packet_id: int, codes: Sequence[int]) -> None:
         """A SUBACK came, with one code a filter; a missing code is a refusal, an unknown id is nothing."""
-        for name, code in itertools.zip_longest(self._asked.pop(packet_id, ()), codes, fillvalue=_REFUSED):
+        for name, code in itertools.zip_longest(self._asked.pop(packet_id, ()), codes, fillvalue=REFUSED):
             if not isinstance(name, str):  # more codes than filters
                 break
             self.granted.pop(name, None)
             self.refused.pop(name, None)
-            (self.refused if int(code) >= _REFUSED else self.granted)[name] = int(code)
+            (self.refused if int(code) >= REFUSED else self.granted)[name] = int(code)
 
     @property
     def is_answered(self) -> bool:

@@ -60,16 +60,16 @@ def settings_from(config: Config) -> MqttSettings:
     tls = None
     if mqtt.tls is not None:
         tls = TlsSettings(
-            ca_file=_maybe_text(mqtt.tls.ca_file),
-            cert_file=_maybe_text(mqtt.tls.cert_file),
-            key_file=_maybe_text(mqtt.tls.key_file),
+            ca_file=mqtt.tls.ca_file,
+            cert_file=mqtt.tls.cert_file,
+            key_file=mqtt.tls.key_file,
             server_name=mqtt.tls.server_name or None,
             min_version=mqtt.tls.min_version,
         )
     return MqttSettings(
         host=mqtt.host,
         port=mqtt.port,
-        client_id=mqtt.client_id or f"edge-appliance-{config.node.id}",
+        client_id=mqtt.client_id,
         node_id=config.node.id,
         protocol=mqtt.protocol,
         username=mqtt.username or None,
@@ -78,7 +78,3 @@ def settings_from(config: Config) -> MqttSettings:
         receive_maximum=mqtt.receive_maximum,
         tls=tls,
     )
-
-
-def _maybe_text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

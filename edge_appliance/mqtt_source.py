@@ -22,7 +22,7 @@ from edge_appliance.metrics import Metrics
 from edge_appliance.mqtt import Link, LinkEvents
 from edge_appliance.mqtt_intake import Intake
 from edge_appliance.mqtt_packets import Publish
-from edge_appliance.mqtt_session import Backoff
+from edge_appliance.mqtt_session import REFUSED, Backoff
 from edge_appliance.mqtt_settings import MqttSettings, Version
 from edge_appliance.mqtt_socket import open_socket
 
@@ -92,7 +92,7 @@ class MqttSource:
     def is_connected(self) -> bool:
         """Whether a link is up with all filters granted."""
         link = self._link
-        return link is not None and link.up_since is not None and not link.ended.is_set()
+        return link is not None and link.up_since_s is not None and not link.ended.is_set()
 
     @property
     def window(self) -> int | None:
@@ -219,11 +219,11 @@ class MqttSource:
             if link.refuses_version and link.version == "5":
                 self._fall_back()
                 return 0
-            if link.up_since is not None:
+            if link.up_since_s is not None:
                 self._version = "5"  # the broker may have been upgraded meanwhile
         if link.refuses_us:
             self._health.degrade("broker", f"broker {self._broker} {link.why}")
-        lived_s = 0.0 if link.up_since is None else time.monotonic() - link.up_since
+        lived_s = 0.0 if link.up_since_s is None else time.monotonic() - link.up_since_s
         return self._retry(link.why, lived_s=lived_s, is_expected=link.is_paused)
 
     def _retry(self, why: str, *, lived_s: float, is_expected: bool = False) -> float:
@@ -293,8 +293,8 @@ class MqttSource:
         refused, lowered = ", ".join(subscriptions.refused), ", ".join(subscriptions.unprotected)
         self._judge("mqtt_refused", f"broker refuses the subscriptions {refused}" if refused else "")
         self._judge("mqtt_unprotected", f"broker granted QoS 0 only, unprotected: {lowered}" if lowered else "")
-        if link.up_since is None and subscriptions.is_complete:
-            link.up_since = time.monotonic()
+        if link.up_since_s is None and subscriptions.is_complete:
+            link.up_since_s = time.monotonic()
             self._metrics.broker_connected.set(1)
             self._health.restore("broker")
             self._reported = ""
@@ -311,7 +311,7 @@ class MqttSource:
             self._health.degrade(key, fault)
 
     def _unsubscribed(self, codes: Sequence[int]) -> None:
-        if all(code < 0x80 for code in codes):
+        if all(code < REFUSED for code in codes):
             self._save_filters([name for name, _ in self._filters])
 
     def _save_filters(self, filters: Sequence[str]) -> None:

@@ -33,9 +33,8 @@ import pyarrow as pa
 
 from edge_appliance import durable
 from edge_appliance.catalog import Catalog
-from edge_appliance.core.catalog_state import TableKey
 from edge_appliance.core.columns import RowSet
-from edge_appliance.core.delivery import DeliveryKey, TableDefinition
+from edge_appliance.core.delivery import DeliveryKey, TableDefinition, TableKey
 from edge_appliance.core.line_text import row_lines
 from edge_appliance.core.merge import SLICE_BYTES, sort_and_merge
 from edge_appliance.core.parts import Part, encode_name, part_name
@@ -43,6 +42,7 @@ from edge_appliance.errors import DiskError, EdgeError
 from edge_appliance.health import Health
 from edge_appliance.metrics import Metrics
 from edge_appliance.parquet_file import PartFooter, write_part
+from edge_appliance.quarantine import count_files
 from edge_appliance.store import count_parts
 from edge_appliance.systemd import Station
 
@@ -311,7 +311,7 @@ class Persister:
             return False
         path = self._quarantine(row_set)
         self._health.degrade("quarantine", f"table {key[0]}.{key[1]} could not be written as Parquet: see {path}")
-        self._metrics.quarantine_files.set(sum(1 for _ in self._quarantine_dir.iterdir()))
+        self._metrics.quarantine_files.set(count_files(self._quarantine_dir))
         return True
 
     def _quarantine(self, row_set: RowSet) -> Path:

@@ -20,7 +20,7 @@ _SECTOR_BYTES: Final = 4096
 
 
 class Quarantine:
-    """One directory, made when something first has to go there."""
+    """One directory, made anew when it is missing and something has to go there."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -48,6 +48,14 @@ class Quarantine:
             durable.publish(temporary, target)
         except EdgeError as error:
             _log.warning("%s; the damaged bytes %d to %d of %s are not kept", error, start, end, name)
+
+
+def count_files(directory: Path) -> int:
+    """Files in the quarantine, for people to notice; 0 when it cannot be read."""
+    try:
+        return sum(1 for _ in directory.iterdir())
+    except OSError:
+        return 0
 
 
 def _free_name(path: Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from edge_appliance.buffer import Buffer
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.append import Appender, IsCovered
 from edge_appliance.core.delivery import CLOCK_UNSET_BEFORE_NS
-from edge_appliance.core.parts import cover_intervals
+from edge_appliance.core.parts import EPOCH_ORDINAL, cover_intervals
 from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_frame import KNOWN_TYPES, FileHeader, Frame, FrameType
@@ -29,6 +30,7 @@ from edge_appliance.errors import DiskError, EdgeError, FormatError
 from edge_appliance.group_append import take_back
 from edge_appliance.health import Health, ReplayProgress
 from edge_appliance.metrics import Metrics
+from edge_appliance.quarantine import count_files
 from edge_appliance.wal import Wal
 from edge_appliance.wal_file import EMPTY_FILE, WalFile
 
@@ -36,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_BYTES: Final = 2**20
 WAIT_S: Final = 0.5
-_EPOCH_ORDINAL: Final = 719_163
-"""`date.toordinal()` of 1970-01-01."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Replay:
         health: Health,
         metrics: Metrics,
         *,
-        quarantine: Path,
+        quarantine_dir: Path,
         persist: Callable[[Segment], None],
         is_stopping: Callable[[], bool],
     ) -> None:
@@ -80,7 +80,7 @@ class Replay:
         self._appender = appender
         self._health = health
         self._metrics = metrics
-        self._quarantine = quarantine
+        self._quarantine_dir = quarantine_dir
         self._persist = persist
         self._is_stopping = is_stopping
         self._started_s = time.monotonic()
@@ -99,16 +99,20 @@ class Replay:
         if files:
             _log.info("replaying %d log files, %.1f MiB", len(files), self._progress.total_bytes / 2**20)
         successors = [*(file.header for file in files[1:]), None]
+        self._appender.find_definitions = lambda: self._find_definitions(files)
         try:
             for predecessor, file, successor in zip([None, *files], files, successors, strict=False):
                 self._check_link(predecessor, file)
                 self._replay_file(file, successor)
         except Stopped:
             return None
+        finally:
+            self._appender.find_definitions = lambda: None
         self._forget_dropped({file.id for file in files})
         seconds = time.monotonic() - self._started_s
         self._metrics.replay_seconds.set(round(seconds, 3))
         self._metrics.replay_lines.set(self._done.lines)
+        self._metrics.quarantine_files.set(count_files(self._quarantine_dir))
         if files:
             _log.info("replayed %d log files, %d lines in %.1f s", len(files), self._done.lines, seconds)
         return self._done
@@ -168,6 +172,8 @@ class Replay:
             return 1
         try:
             mismatches = self._append_record(segment, record, is_covered)
+        except MemoryError:
+            raise  # says nothing about the lines: left out, they would be lost
         except Exception:  # whatever these lines bring out, it would bring it out at every start
             _log.exception("%s at byte %d", file.path, frame.offset)
             take_back(self._appender, segment)
@@ -176,6 +182,16 @@ class Replay:
         for mismatch in mismatches:
             _log.warning("%s at byte %d: %s", file.path, frame.offset, mismatch)
         return len(mismatches)
+
+    def _find_definitions(self, files: Sequence[WalFile]) -> None:
+        """Define what any record defines, once: each file repeats the definitions of the tables it uses."""
+        self._appender.find_definitions = lambda: None
+        for file in files:
+            for found in self._wal.read(file, None):
+                if isinstance(found, Frame) and found.type == FrameType.GROUP:
+                    with suppress(FormatError):
+                        for definition in decode_group(found.payload).definitions:
+                            self._appender.schema.define(definition)
 
     def _append_record(self, segment: Segment, record: GroupRecord, is_covered: IsCovered | None) -> list[str]:
         """Append and publish; returns what gave other rows than logged."""
@@ -192,6 +208,8 @@ class Replay:
         for entry in record.entries:
             try:
                 mismatches += self._append_record(segment, replace(record, entries=[entry]), is_covered)
+            except MemoryError:
+                raise
             except Exception as error:  # as above; the file is kept, so nothing is lost for good
                 take_back(self._appender, segment)
                 mismatches.append(f"{len(entry.spans)} lines are left out: {type(error).__name__}: {error}")
@@ -216,7 +234,7 @@ class Replay:
             if isinstance(found, Frame):
                 rank = max(rank, found.sequence)
         covered = {
-            (database, table, date.toordinal() - _EPOCH_ORDINAL)
+            (database, table, date.toordinal() - EPOCH_ORDINAL)
             for (database, table, date), intervals in self._intervals.items()
             if any(lo <= rank <= hi for lo, hi in intervals)
         }
@@ -264,7 +282,7 @@ class Replay:
         self._metrics.wal_damaged.add()
         lost = f"{damage.rows} rows" if damage.rows is not None else "an unknown number of rows"
         where = f"{file.path} at byte {damage.offset}, {damage.length} bytes ({damage.reason})"
-        _log.error("damaged: %s: %s lost, the bytes are kept in %s", where, lost, self._quarantine)
+        _log.error("damaged: %s: %s lost, the bytes are kept in %s", where, lost, self._quarantine_dir)
         self._health.degrade("wal_damage", f"the log was damaged: {where}: {lost} lost")
 
     def _check_link(self, predecessor: WalFile | None, file: WalFile) -> None:
@@ -284,17 +302,17 @@ class Replay:
                 # Cut off while it was made: its header is synced with its first group, so it never had one.
                 _log.info("%s; the last start ended before it was used", error)
                 continue
-            _log.warning("%s; it is kept in %s", error, self._quarantine)
+            _log.warning("%s; it is kept in %s", error, self._quarantine_dir)
             self._metrics.wal_damaged.add()
-            self._health.degrade("wal_set_aside", f"{error}; it is kept in {self._quarantine}")
+            self._health.degrade("wal_set_aside", f"{error}; it is kept in {self._quarantine_dir}")
 
     def _keep_file(self, file: WalFile, mismatches: int) -> None:
         """Keep a file whose lines gave other rows than they did when they were accepted."""
         text = f"{file.path}: {mismatches} entries gave other rows than when they were accepted"
-        kept = f"the file is kept in {self._quarantine}"
+        kept = f"the file is kept in {self._quarantine_dir}"
         try:
-            durable.make_directory(self._quarantine)
-            durable.link_or_copy(file.path, self._quarantine / f"{file.path.name}.mismatch")
+            durable.make_directory(self._quarantine_dir)
+            durable.link_or_copy(file.path, self._quarantine_dir / f"{file.path.name}.mismatch")
         except EdgeError as error:  # a full disk must not keep the appliance from starting
             kept = f"the file is not kept: {error}"
         self._health.degrade("wal_mismatch", f"{text}; {kept}")

@@ -130,7 +130,7 @@ class SqlEngine:
 
     def __init__(
         self,
-        buffer: ViewSource,
+        source: ViewSource,
         part_files: PartLocator,
         view_dir: Path,
         settings: QuerySettings,
@@ -138,7 +138,7 @@ class SqlEngine:
         *,
         max_concurrent: int = MAX_CONCURRENT,
     ) -> None:
-        self._source = buffer
+        self._source = source
         self._settings = settings
         self._metrics = metrics
         self._memory = MemoryGuard(settings.memory_limit_bytes)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 from edge_appliance import durable
 from edge_appliance.core.parts import Part, part_key, part_name
@@ -60,14 +59,6 @@ class DirectoryStore:
     def part_paths(self) -> Iterator[Path]:
         """All files that are named like parts, in no order."""
         return self.root.glob("*/*/date=*/*.parquet")
-
-
-def open_store(url: str) -> DirectoryStore:
-    """Make the store that `url` names; raises StoreError when this release cannot."""
-    split = urlsplit(url)
-    if split.scheme != "file" or split.netloc not in {"", "localhost"} or not split.path.startswith("/"):
-        raise StoreError("open", url, "expected file:///absolute/path")
-    return DirectoryStore(Path(unquote(split.path)))
 
 
 class PartFiles:

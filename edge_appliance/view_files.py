@@ -10,7 +10,6 @@ the same parts share a directory; it goes with the last of them. Nothing here ou
 
 from __future__ import annotations
 
-import errno
 import itertools
 import shutil
 import threading
@@ -22,11 +21,11 @@ from typing import Final, Protocol
 
 from edge_appliance.core.parts import Part, part_name
 from edge_appliance.core.query_types import HI_COLUMN, LO_COLUMN, PART_COLUMN, SharedPart
+from edge_appliance.durable import NO_HARD_LINKS
 from edge_appliance.errors import PathError, QueryError, StoreError
 
 _LOOKS: Final = 3
 """A part moves from the spool to the store while we look: its path is asked for again."""
-_NO_HARD_LINK: Final = frozenset((errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK))
 
 
 class PartLocator(Protocol):
@@ -105,7 +104,7 @@ class ViewFiles:
                 try:
                     link.hardlink_to(source)
                 except OSError as error:
-                    if error.errno not in _NO_HARD_LINK:
+                    if error.errno not in NO_HARD_LINKS:
                         raise
                     # Another file system, or one without hard links. This does not pin the bytes, but reads them.
                     link.symlink_to(source.absolute())

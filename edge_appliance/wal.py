@@ -34,9 +34,6 @@ from edge_appliance.errors import DiskError, FormatError, NewerFormatError
 from edge_appliance.quarantine import Quarantine
 from edge_appliance.wal_file import SUFFIX, FileBytes, FileWalk, WalFile, file_name, maybe_segment_id, open_file
 
-__all__ = ["Wal", "WalFile"]
-
-_FILE_MODE: Final = 0o640
 _SALT_BYTES: Final = 4
 
 
@@ -344,7 +341,7 @@ class Wal:
             previous=previous,
         )
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, durable.FILE_MODE)
         except OSError as error:
             raise DiskError("create", str(path), error) from error
         try:

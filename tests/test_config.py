@@ -76,7 +76,7 @@ def test_defaults_are_those_of_the_contract(load):
     assert settings.segment == config.SegmentSection(3600.0, 64 << 20)
     assert settings.wal == config.WalSection(True, "group", 0.02, GIB, 256 << 20)
     assert settings.persist.workers == 4
-    assert settings.store.url == "file:///var/lib/edge-appliance/store"
+    assert settings.store.directory == Path("/var/lib/edge-appliance/store")
     assert settings.query == config.QuerySection(128 << 20, 30.0, 1_000_000)
     assert (settings.http.host, settings.http.port, settings.http.max_body_bytes) == ("127.0.0.1", 8181, 16 << 20)
     assert settings.log.level == "info"

@@ -72,26 +72,16 @@ def test_publish_across_directories_syncs_both(tmp_path, recorder):
     assert recorder.calls[-2:] == [("fsync", "to"), ("fsync", "from")]
 
 
-def test_write_file_replaces_the_old_content_durably(tmp_path, recorder):
-    """Content, rename, directory: in this order."""
-    path = tmp_path / "state"
+def test_publish_keeps_the_old_content_when_the_sync_fails(tmp_path, monkeypatch):
+    """A failed sync is an error, not a replaced file."""
+    path, temporary = tmp_path / "state", tmp_path / "state.tmp"
     path.write_bytes(b"old")
-    durable.write_file(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert recorder.calls == [("fsync", "state.tmp"), ("replace", "state"), ("fsync", tmp_path.name)]
-    assert names(tmp_path) == ["state"]
-
-
-def test_write_file_keeps_the_old_content_when_the_sync_fails(tmp_path, monkeypatch):
-    """A failed sync is an error, not a replaced file, and leaves no temporary behind."""
-    path = tmp_path / "state"
-    path.write_bytes(b"old")
+    temporary.write_bytes(b"new")
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with pytest.raises(DiskError) as caught:
-        durable.write_file(path, b"new")
+        durable.publish(temporary, path)
     assert caught.value.errno == errno.EIO
     assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["state"]
 
 
 def test_remove_syncs_the_directory(tmp_path, recorder):
@@ -226,10 +216,9 @@ def test_link_or_copy_refuses_other_content_under_the_name(tmp_path, other):
     assert (tmp_path / "b").read_bytes() == other
 
 
-def test_free_space_and_inodes_are_those_of_the_file_system(tmp_path):
-    """Numbers come from statvfs; reserved blocks do not count."""
+def test_free_space_is_that_of_the_file_system(tmp_path):
+    """It comes from statvfs; reserved blocks do not count."""
     stat = os.statvfs(tmp_path)
     assert 0 <= durable.free_bytes(tmp_path) <= stat.f_bfree * stat.f_frsize
-    assert durable.free_inodes(tmp_path) > 0
     with pytest.raises(DiskError):
         durable.free_bytes(tmp_path / "missing")

@@ -37,9 +37,11 @@ def test_messages_of_one_read_have_their_own_times() -> None:
 
 
 def test_unset_clock_is_flagged() -> None:
-    """A message that arrives before the host clock is set says so."""
-    (delivery,) = Intaken(Publish(QOS1, b"dev/a", 1, b"x v=1", 0), now_ns=5).deliveries
-    assert delivery.clock_unset
+    """A message that arrives before the host clock is set says so, and is counted."""
+    intaken = Intaken(*[Publish(QOS1, b"dev/a", number, b"x v=1", 0) for number in (1, 2)], now_ns=5)
+    assert [delivery.clock_unset for delivery in intaken.deliveries] == [True, True]
+    assert intaken.metrics.clock_unset.value() == 2
+    assert Intaken(Publish(QOS1, b"dev/a", 1, b"x v=1", 0)).metrics.clock_unset.value() == 0
 
 
 def test_topic_without_a_route_is_rejected() -> None:

@@ -171,6 +171,40 @@ def test_record_without_entries_is_read_over(core):
     again.abandon()
 
 
+def damage_first_record(core):
+    """Flip a byte in the first record of the oldest file."""
+    path = wal_paths(core)[0]
+    data = bytearray(path.read_bytes())
+    data[BLOCK_BYTES + 100] ^= 1
+    path.write_bytes(data)
+
+
+def test_definition_in_a_damaged_record_is_taken_from_a_later_file(core):
+    """The record that made a column is lost alone: the column keeps its kind, and later lines their rows."""
+    core.write(b"p v=1i,u=1i 1")
+    core.write(b"p v=2i,u=2i 2")
+    cut(core)
+    core.write(b"p v=3i 3")
+    core.abandon()
+    damage_first_record(core)
+    again = Core(core.root)
+    assert [(row[2], row[3]) for row in again.rows()] == [(2, {"v": 2, "u": 2}), (3, {"v": 3})]
+    assert "wal_damage" in again.health.degraded
+    again.abandon()
+
+
+def test_column_whose_definition_is_lost_takes_ints_and_floats(core):
+    """Without any definition left, an int may stand in a float column: no line behind the damage is refused."""
+    core.write(b"p v=1 1")
+    core.write(b"p v=2i 2")
+    core.write(b"p v=3.5 3")
+    damage_first_record(core)
+    again = core.restart()
+    assert [(row[2], row[3]) for row in again.rows()] == [(2, {"v": 2.0}), (3, {"v": 3.5})]
+    assert "wal_mismatch" in again.health.degraded
+    again.abandon()
+
+
 def test_torn_tail_is_no_damage(core):
     """The last record cut short by a crash was never acknowledged: it is left out without a word in health."""
     core.write(b"p v=1 1")
@@ -262,7 +296,7 @@ def test_stop_request_ends_the_replay(core):
         fresh.appender,
         fresh.health,
         fresh.metrics,
-        quarantine=fresh.paths.quarantine,
+        quarantine_dir=fresh.paths.quarantine,
         persist=lambda segment: None,
         is_stopping=lambda: True,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from edge_appliance.core.parts import Part, part_key, part_name
 from edge_appliance.errors import StoreError
-from edge_appliance.store import DirectoryStore, PartFiles, clean_spool, open_store
+from edge_appliance.store import DirectoryStore, PartFiles, clean_spool
 
 PART = Part("edge", "cpu", dt.date(2026, 1, 2), "gw-01", "0123abcd", 7, 7, 0, 1, 1, 4, 0, 9)
 
@@ -55,16 +55,6 @@ def test_size_of_nothing_is_none(tmp_path: Path) -> None:
     write(tmp_path / "file")
     assert DirectoryStore(tmp_path).size_bytes("gone") is None
     assert DirectoryStore(tmp_path).size_bytes("file/below") is None
-
-
-def test_open_store_takes_file_urls_only(tmp_path: Path) -> None:
-    """Percent signs are decoded; what this release cannot do is refused by name."""
-    assert open_store("file:///srv/a%20b").root == Path("/srv/a b")
-    assert open_store("file://localhost/srv").root == Path("/srv")
-    for url in ("s3://bucket/x", "file://host/x", "relative/path", "file:x"):
-        with pytest.raises(StoreError, match="expected file:"):
-            open_store(url)
-    del tmp_path
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

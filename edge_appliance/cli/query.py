@@ -19,7 +19,6 @@ EXAMPLES = """\
   echo 'SELECT count(*) FROM cpu' | edge-appliance query -"""
 
 OUTPUTS: Final = ("table", "json", "jsonl", "csv", "parquet")
-DEFAULT_DATABASE: Final = "edge"
 
 MAX_TABLE_ROWS: Final = 1_000
 """A table is for eyes and is laid out in memory as a whole; the other forms stream any number of rows."""
@@ -73,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def default_database(settings: config.Config) -> str:
     """Return the database of all routes if it is one, else the name that routes have by default."""
     databases = {route.database for route in settings.mqtt.routes}
-    return databases.pop() if len(databases) == 1 else DEFAULT_DATABASE
+    return databases.pop() if len(databases) == 1 else str(config.ROUTE_KEYS["database"].default)
 
 
 def copy(response: http.client.HTTPResponse, *, ends_line: bool) -> None:

@@ -14,7 +14,7 @@ from edge_appliance import config, systemd
 from edge_appliance.cli.command import Exit, add_config_option, exit_code
 from edge_appliance.errors import ConfigError, EdgeError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 EXAMPLES = "  edge-appliance run\n  edge-appliance run --config ./edge-appliance.toml"
 
@@ -40,15 +40,16 @@ def execute(arguments: argparse.Namespace) -> int:
         settings = config.load(arguments.config, purpose="run")
         logging.getLogger().setLevel(settings.log.level.upper())
         if settings.notices:
-            log.info("%s", "\n".join(settings.notices))
+            _log.info("%s", "\n".join(settings.notices))
         return start(settings)
     except ConfigError as error:
         notifier.status(f"configuration: {error.faults[0]}")
-        log.error("the configuration has %d fault(s):\n%s", len(error.faults), error)  # noqa: TRY400 - no traceback
+        # As below, no traceback: it says nothing about what was foreseen.
+        _log.error("the configuration has %d fault(s):\n%s", len(error.faults), error)
         return Exit.CONFIGURATION
     except EdgeError as error:
         notifier.status(str(error))
-        log.error("%s", error)  # noqa: TRY400 - what was foreseen gets no traceback
+        _log.error("%s", error)
         return exit_code(error)
     finally:
         notifier.close()
@@ -66,7 +67,7 @@ def start(settings: config.Config) -> int:
     """Hand over to the appliance, which imports everything it will ever need."""
     appliance = importlib.import_module("edge_appliance.appliance")
     code = int(appliance.run(settings))
-    log.info("stopped")
+    _log.info("stopped")
     if any(thread.daemon for thread in threading.enumerate()):
         # A query may be in a step of the engine that nothing interrupts, a connect in the resolver. All that is ours
         # is closed; tearing the interpreter down under such a thread would wait for it or crash.

@@ -12,11 +12,11 @@ from edge_appliance import config
 from edge_appliance.cli.command import CommandError, Exit, add_config_option
 from edge_appliance.cli.daemon import Daemon, refusal
 from edge_appliance.config_values import size_text
+from edge_appliance.metrics import PREFIX
 
 EXAMPLES = "  edge-appliance status\n  edge-appliance status --json | jq .metrics.edge_appliance_buffer_bytes"
 
 _TIMEOUT_S: Final = 10.0
-_PREFIX: Final = "edge_appliance_"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ class _Numbers:
         self._metrics = metrics
 
     def labelled(self, name: str) -> dict[str, float]:
-        value = self._metrics.get(_PREFIX + name)
+        value = self._metrics.get(PREFIX + name)
         if isinstance(value, dict):
             return {str(label): n for label, n in value.items() if isinstance(n, (int, float))}
         return {"": value} if isinstance(value, (int, float)) else {}

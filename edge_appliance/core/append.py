@@ -12,9 +12,9 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+from edge_appliance.core.appended import GroupAppend, ReplayAppend
 from edge_appliance.core.columns import STRING_OVERHEAD_BYTES, TailColumn
 from edge_appliance.core.delivery import (
     Delivery,
@@ -28,7 +28,6 @@ from edge_appliance.core.delivery import (
 from edge_appliance.core.line_names import Limits
 from edge_appliance.core.line_ordinary import Shape, Shapes
 from edge_appliance.core.line_protocol import (
-    PARSER_VERSION,
     Context,
     Head,
     Line,
@@ -38,8 +37,9 @@ from edge_appliance.core.line_protocol import (
     parse_spans,
 )
 from edge_appliance.core.line_split import sample
+from edge_appliance.core.parts import DAY_NS
 from edge_appliance.core.schema import Schema, check_kind
-from edge_appliance.core.segment import DAY_NS, ROW_BYTES, VALUE_BYTES, Segment, SeriesHead, TableBuffer
+from edge_appliance.core.segment import ROW_BYTES, VALUE_BYTES, Segment, SeriesHead, TableBuffer
 from edge_appliance.core.undo import Undo
 from edge_appliance.core.wal_record import GroupRecord, LoggedEntry
 
@@ -55,36 +55,6 @@ IsCovered = Callable[[str, str, int], bool]
 """Whether rows of (database, table, UTC day since 1970) are already in a listed part."""
 
 
-@dataclass(slots=True)
-class GroupAppend:
-    """What one group did: for the log, for the dead letters, for whoever waits, and for the counters."""
-
-    entries: list[LoggedEntry] = field(default_factory=list)
-    definitions: list[TableDefinition] = field(default_factory=list)
-    results: list[DeliveryResult] = field(default_factory=list)
-    """One for each delivery, in order."""
-    lines: int = 0
-    sanitised: int = 0
-    non_finite: int = 0
-    tag_collisions: int = 0
-
-    @property
-    def record(self) -> GroupRecord:
-        """The group as it is logged."""
-        return GroupRecord(PARSER_VERSION, self.definitions, self.entries)
-
-
-@dataclass(slots=True)
-class ReplayAppend:
-    """What replaying one group did."""
-
-    lines: int = 0
-    covered: int = 0
-    """Lines left out because a listed part already has them."""
-    mismatches: list[str] = field(default_factory=list)
-    """Entries whose rows differ from what was logged, in words."""
-
-
 class Appender:
     """Appends to the open segment under the definitions of one schema."""
 
@@ -92,6 +62,10 @@ class Appender:
         self.schema = schema
         self.limits = limits or Limits()
         self._shapes = Shapes()
+        self.find_definitions: Callable[[], None] = lambda: None
+        """For replay: looks ahead for the definition of a column that the log uses and damage has hidden."""
+        self._lost: list[str] | None = None
+        """While a logged group is appended: columns without a definition, in words."""
 
     def append_group(
         self, segment: Segment, deliveries: Sequence[Delivery], keys: Sequence[DeliveryKey | None]
@@ -221,7 +195,7 @@ class Appender:
         targets = []
         for name, kind in zip(shape.names, shape.kinds, strict=True):
             if name not in kinds:
-                self.schema.add_column(buffer.schema, name, kind)
+                self.schema.add_column(buffer.schema, name, self._new_kind(buffer, name, kind))
             column = tail.columns.get(name)
             if column is None:
                 column = tail.columns[name] = TailColumn(kinds[name])
@@ -231,9 +205,19 @@ class Appender:
             tail.targets[shape] = targets
         return targets
 
+    def _new_kind(self, buffer: TableBuffer, name: str, kind: Kind) -> Kind:
+        """Kind of a column that is not defined yet: that of its first line, if this is it."""
+        if self._lost is None:
+            return kind
+        self._lost.append(f"the definition of column {name} of table {buffer.schema.name} is lost")
+        # The line that made the column is lost, too. A float column takes what an int column would have taken.
+        return Kind.FLOAT if kind is Kind.INT else kind
+
     def _judge(self, buffer: TableBuffer, line: Line) -> LineError | None:
         """Check all columns of a line against its table: kinds first, then the limit."""
         kinds = buffer.schema.kinds
+        if self._lost is not None and not line.shape.name_set <= kinds.keys():
+            self.find_definitions()
         for tag in line.head.tag_names:
             if kinds.get(tag, Kind.TAG) is not Kind.TAG:
                 return self._conflict(buffer, line, tag, check_kind(Kind.TAG, "", kinds[tag]), 0)
@@ -294,8 +278,12 @@ class Appender:
         for definition in record.definitions:
             if clashes := self.schema.define(definition):
                 done.mismatches.append(f"columns {', '.join(clashes)} of {definition.table} changed their type")
-        for entry in record.entries:
-            self._append_entry(segment, entry, is_covered, done)
+        self._lost = done.mismatches
+        try:
+            for entry in record.entries:
+                self._append_entry(segment, entry, is_covered, done)
+        finally:
+            self._lost = None
         return done
 
     def _append_entry(

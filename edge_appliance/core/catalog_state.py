@@ -10,11 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition
+from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition, TableKey
 from edge_appliance.core.parts import Part
 
-TableKey = tuple[str, str]
-"""Database and table."""
 PartKey = tuple[str, str, dt.date, str, str, int, int, int]
 """What makes a part itself: all but its size, its rows and where it lies."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ ARROW_TYPES: Final[Mapping[Kind, pa.DataType]] = {
     Kind.BOOL: pa.bool_(),
     Kind.STRING: pa.utf8(),
 }
+STORED_TYPES: Final[Mapping[Kind, pa.DataType]] = {**ARROW_TYPES, Kind.UINT: pa.decimal128(20, 0)}
+"""Types in the file: unsigned 64-bit integers overflow in half of the readers, decimals in none."""
 _TYPE_CODES: Final[Mapping[Kind, str]] = {Kind.FLOAT: "d", Kind.INT: "q", Kind.UINT: "Q", Kind.BOOL: "b"}
 SPARSE_BELOW: Final = 0.25
 """Share of rows with a value below which a frozen column keeps (row, value) pairs."""
@@ -105,8 +107,8 @@ class RowSet:
         return sum(chunk.rows for chunk in self.chunks)
 
     def batches(self, columns: Sequence[ColumnDefinition]) -> list[pa.RecordBatch]:
-        """One record batch a chunk: `time` (timestamp ns, UTC), then `columns` (tags utf8, fields by kind)."""
-        schema = pa.schema([("time", TIME_TYPE), *((c.name, ARROW_TYPES[c.kind]) for c in columns)])
+        """One record batch a chunk, in the types of `batch_schema`."""
+        schema = batch_schema(columns)
         tags = {c.name: self.series.values(c.name) for c in columns if c.kind is Kind.TAG}
         return [
             pa.record_batch(
@@ -121,6 +123,11 @@ class RowSet:
             )
             for chunk in self.chunks
         ]
+
+
+def batch_schema(columns: Iterable[ColumnDefinition]) -> pa.Schema:
+    """Rows of a table as a query reads them: `time` (timestamp ns, UTC), then `columns` (tags utf8, fields by kind)."""
+    return pa.schema([("time", TIME_TYPE), *((c.name, ARROW_TYPES[c.kind]) for c in columns)])
 
 
 class TailColumn:

@@ -44,6 +44,14 @@ class TableDefinition(NamedTuple):
     columns: tuple[ColumnDefinition, ...]
 
 
+TableKey = tuple[str, str]
+"""Database and table."""
+
+RESERVED_COLUMNS = frozenset({"time", "time_ns"})
+RESERVED_PREFIX = "_edge"
+"""Names that the store keeps for itself, as tags and fields; the prefix also as measurements."""
+
+
 class Reason(enum.StrEnum):
     """Why a line or a whole delivery was rejected: a closed list, stored and exported as text."""
 
@@ -115,6 +123,9 @@ class Origin:
     def __post_init__(self) -> None:
         label = self.label.encode(errors="surrogatepass")
         object.__setattr__(self, "label_prefix", b"%d:%b" % (len(label), label))
+
+
+DIGEST_BYTES = 16
 
 
 class DeliveryKey(NamedTuple):

@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edge_appliance.core.delivery import Reason
+from edge_appliance.core.delivery import RESERVED_COLUMNS, RESERVED_PREFIX, Reason
 from edge_appliance.core.line_grammar import FieldText, HeadText, show
-
-RESERVED_PREFIX: Final = "_edge"
-"""Of names the store keeps for itself: measurements, tags and fields."""
-
-RESERVED_COLUMNS: Final = frozenset({"time", "time_ns"})
 
 Reject = tuple[str, int, str]
 """Why a line is rejected, at which of its bytes, and the message; a `Fault` is one."""

@@ -19,15 +19,12 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge_appliance.core.columns import ARROW_TYPES, Chunk, RowSet, SeriesTags
+from edge_appliance.core.columns import ARROW_TYPES, STORED_TYPES, Chunk, RowSet, SeriesTags
 from edge_appliance.core.delivery import ColumnDefinition, Kind
 from edge_appliance.core.parts import DAY_NS, file_column, utc_date
 
 SLICE_BYTES: Final = 32 * 2**20
 """Raw bytes of one slice: a worker needs about three times as much."""
-
-STORED_TYPES: Final = {**ARROW_TYPES, Kind.UINT: pa.decimal128(20, 0)}
-"""Types in the file: unsigned 64-bit integers overflow in half of the readers, decimals in none."""
 
 _SERIES_PER_STEP: Final = 4_096
 """Series whose tags are handled between two Arrow calls: a millisecond of Python."""

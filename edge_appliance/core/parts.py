@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 DAY_NS: Final = 86_400 * 1_000_000_000
-_EPOCH_ORDINAL: Final = dt.date(1970, 1, 1).toordinal()
+EPOCH_ORDINAL: Final = dt.date(1970, 1, 1).toordinal()
 
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _NAME_LIMIT: Final = 180
@@ -65,7 +65,7 @@ DateKey = tuple[str, str, dt.date]
 
 def utc_date(time_ns: int) -> dt.date:
     """UTC day of a time, by floor division: -1 ns is still 1969-12-31."""
-    return dt.date.fromordinal(_EPOCH_ORDINAL + time_ns // DAY_NS)
+    return dt.date.fromordinal(EPOCH_ORDINAL + time_ns // DAY_NS)
 
 
 def set_key(part: Part) -> PartSetKey:
@@ -134,18 +134,11 @@ def complete_sets(parts: Iterable[Part]) -> dict[PartSetKey, list[Part]]:
 
 
 def cover_intervals(parts: Iterable[Part]) -> Mapping[DateKey, Sequence[tuple[int, int]]]:
-    """Rank intervals of the complete part sets of each table and date, for many questions about the same parts."""
+    """Closed rank intervals of the complete part sets of each table and date: rows of such a rank are in them."""
     intervals: dict[DateKey, list[tuple[int, int]]] = defaultdict(list)
     for key in complete_sets(parts):
         intervals[key.database, key.table, key.date].append((key.rank_lo, key.rank_hi))
     return dict(intervals)
-
-
-def cover(parts: Iterable[Part], database: str, table: str, date: dt.date, rank: int) -> bool:
-    """Whether a row of this table, date and rank is in a listed part set: all slices, rank_lo ≤ rank ≤ rank_hi."""
-    wanted = [part for part in parts if (part.database, part.table, part.date) == (database, table, date)]
-    intervals = cover_intervals(wanted).get((database, table, date), ())
-    return any(lo <= rank <= hi for lo, hi in intervals)
 
 
 def surviving(parts: Iterable[Part]) -> list[Part]:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from edge_appliance.core.query_needs import variant_of
 from edge_appliance.errors import QueryError
 
 MAX_PAIRS: Final = 100_000_000
@@ -34,8 +35,8 @@ CountPairs = Callable[[Any], int]
 
 def refuse_spread_lists(plan: Any) -> None:
     """Refuse a list made of a whole table that would be repeated in many rows: each copy lies outside of the pool."""
-    text = plan.display_indent()
-    if _COLLECTED.search(text) and _SPREADS.search(text):
+    shown = plan.display_indent()
+    if _COLLECTED.search(shown) and _SPREADS.search(shown):
         text = "array_agg and string_agg cannot be combined with joins, windows and subqueries in expressions"
         raise QueryError("invalid", text)
 
@@ -51,7 +52,7 @@ class JoinCosts:
 
     def check(self, plan: Any) -> int:
         """Rows of `plan` at most; refuses joins with too many pairs."""
-        variant = _variant(plan)
+        variant = variant_of(plan)
         below = [self.check(child) for child in plan.inputs()]
         if type(variant).__name__ == "Join":
             return self._join(plan, variant, below)
@@ -109,10 +110,3 @@ def pairs_of(plan: Any, frame_of: Callable[[Any], Any], engine: Any) -> Any:
 
 def _key(side: int, place: int) -> str:
     return f"key{side}_{place}"
-
-
-def _variant(node: Any) -> Any:
-    try:
-        return node.to_variant()
-    except Exception:  # the binding raises different things for what it does not know
-        return None

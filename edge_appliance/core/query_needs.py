@@ -49,7 +49,7 @@ def needs_of(plan: Any, tables: Mapping[str, tuple[ColumnDefinition, ...]]) -> d
 
 def _scans(plan: Any, predicate: Any = None) -> Iterator[tuple[str, list[str], Interval]]:
     """Each table scan below `plan` as (table, columns, bounds); `predicate` is the filter directly above."""
-    variant = _variant(plan)
+    variant = variant_of(plan)
     kind = type(variant).__name__
     if kind == "TableScan":
         filters = [*variant.filters(), *([] if predicate is None else [predicate])]
@@ -64,7 +64,7 @@ def _scans(plan: Any, predicate: Any = None) -> Iterator[tuple[str, list[str], I
 
 def time_bounds(expression: Any) -> Interval:
     """The times that can satisfy a predicate."""
-    variant = _variant(expression)
+    variant = variant_of(expression)
     kind = type(variant).__name__
     if kind == "InList" and _is_time(variant.expr()) and not variant.negated():
         return functools.reduce(Interval.hull, (_compared("=", item) for item in variant.list()), NO_TIME)
@@ -99,11 +99,11 @@ def _compared(operator: str, literal: Any) -> Interval:
 
 
 def _is_time(expression: Any) -> bool:
-    variant = _variant(expression)
+    variant = variant_of(expression)
     return type(variant).__name__ == "Column" and bool(variant.name() == "time")
 
 
-def _variant(node: Any) -> Any:
+def variant_of(node: Any) -> Any:
     """The node as its own type, None for the few that the binding cannot show."""
     try:
         return node.to_variant()

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from edge_appliance.core.columns import ARROW_TYPES, TIME_TYPE
-from edge_appliance.core.delivery import ColumnDefinition, Kind
+from edge_appliance.core.columns import STORED_TYPES, batch_schema
+from edge_appliance.core.delivery import ColumnDefinition
 from edge_appliance.core.interval import Interval
 from edge_appliance.core.parts import Part, file_column
 
@@ -54,7 +54,7 @@ def _portable_type(data_type: pa.DataType) -> pa.DataType:
 
 def no_rows(columns: Collection[ColumnDefinition]) -> pa.RecordBatch:
     """An empty batch of a table: `time`, then `columns`."""
-    schema = pa.schema([("time", TIME_TYPE), *((c.name, ARROW_TYPES[c.kind]) for c in columns)])
+    schema = batch_schema(columns)
     return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
 
 
@@ -64,9 +64,6 @@ def file_schema(columns: Collection[ColumnDefinition]) -> pa.Schema:
         [
             ("time", pa.timestamp("us", tz="UTC")),
             ("time_ns", pa.int16()),
-            *(
-                (file_column(c.name), pa.decimal128(20) if c.kind is Kind.UINT else ARROW_TYPES[c.kind])
-                for c in columns
-            ),
+            *((file_column(c.name), STORED_TYPES[c.kind]) for c in columns),
         ]
     )

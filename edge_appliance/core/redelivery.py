@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey
+from edge_appliance.core.delivery import DIGEST_BYTES, Ack, Delivery, DeliveryKey
 
 MAX_KEYS: Final = 8_192
 """Keys that are remembered: twice the default window of messages that a broker may have on the way to us."""
@@ -50,7 +50,7 @@ def delivery_key(delivery: Delivery) -> DeliveryKey | None:
     """Key of a QoS 1 delivery: packet id and 128-bit hash of topic and payload; None for other deliveries."""
     if not delivery.qos:
         return None
-    digest = hashlib.blake2b(delivery.origin.label_prefix + delivery.payload, digest_size=16).digest()
+    digest = hashlib.blake2b(delivery.origin.label_prefix + delivery.payload, digest_size=DIGEST_BYTES).digest()
     return DeliveryKey(delivery.packet_id, digest)
 
 

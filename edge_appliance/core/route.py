@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edge_appliance.core.delivery import Origin, Precision, Tags
+from edge_appliance.core.delivery import RESERVED_COLUMNS, RESERVED_PREFIX, Origin, Precision, Tags
 
 MAX_FILTER_BYTES: Final = 65_535
 """Longest string of the protocol: its length is sent in two bytes."""
@@ -24,8 +24,6 @@ MAX_CACHED_TOPICS: Final = 10_000
 costs a lookup each, and no memory."""
 
 _SHARE: Final = "$share"
-_RESERVED_TAGS: Final = ("time", "time_ns")
-_RESERVED_PREFIX: Final = "_edge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ def _capture_name(level: str) -> str | None:
         raise ValueError("{} needs a tag name")
     if "+" in name or "#" in name:
         raise ValueError(f"{level!r}: a tag name must not contain + or #")
-    if name in _RESERVED_TAGS or name.startswith(_RESERVED_PREFIX):
+    if name in RESERVED_COLUMNS or name.startswith(RESERVED_PREFIX):
         raise ValueError(f"{{{name}}}: this tag name is reserved; choose another")
     return name
 

@@ -41,7 +41,7 @@ class TableSchema:
 
     def publish(self) -> None:
         """Make all columns visible to readers."""
-        self.columns = tuple(ColumnDefinition(name, kind) for name, kind in self.kinds.items())
+        self.columns = self.definition().columns
 
     def definition(self) -> TableDefinition:
         """All columns, provisional ones included."""

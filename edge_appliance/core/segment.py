@@ -13,13 +13,14 @@ from typing import Any, Final
 
 from edge_appliance.core.columns import OPEN_RANK, Chunk, RowSet, SeriesTags, Tail
 from edge_appliance.core.delivery import DeliveryKey, TableDefinition, Tags
+from edge_appliance.core.interval import MAX_NS, MIN_NS
 from edge_appliance.core.line_protocol import Context, Head
+from edge_appliance.core.parts import DAY_NS
 from edge_appliance.core.redelivery import MAX_KEYS, RecentDeliveries
 from edge_appliance.core.schema import TableSchema
 
 FREEZE_ROWS: Final = 4_096
 FREEZE_BYTES: Final = 8 * 2**20
-DAY_NS: Final = 86_400 * 1_000_000_000
 SERIES_OVERHEAD_BYTES: Final = 700
 """What one series costs beside its names: index entries, tag tuple and head (measured with CPython 3.11)."""
 ROW_BYTES: Final = 12
@@ -69,8 +70,8 @@ class TableBuffer:
         self.tail_bytes = 0
         self.tail_bytes_mark = 0
         self.frozen_bytes = 0
-        self.min_time_ns = 2**63 - 1
-        self.max_time_ns = -(2**63)
+        self.min_time_ns = MAX_NS
+        self.max_time_ns = MIN_NS
         self.days: set[int] = set()
 
     def row_set(self, rank: int) -> RowSet | None:
@@ -146,7 +147,7 @@ class Segment:
             ref = buffer.refs[tags] = len(buffer.series)
             buffer.series.append(tags)
             self._undo.append((buffer.refs, tags, buffer.series))
-            self.series_bytes += SERIES_OVERHEAD_BYTES + sum(2 * len(k) + 2 * len(v) for k, v in tags)
+            self.series_bytes += _series_bytes(tags)
         return ref
 
     def add_head(self, heads: dict[bytes, Head], raw_head: bytes, head: SeriesHead) -> None:
@@ -165,8 +166,7 @@ class Segment:
             mapping, key, series = self._undo.pop()
             del mapping[key]
             if series is not None:
-                tags = series.pop()
-                self.series_bytes -= SERIES_OVERHEAD_BYTES + sum(2 * len(k) + 2 * len(v) for k, v in tags)
+                self.series_bytes -= _series_bytes(series.pop())
 
     def rollback(self) -> None:
         """Drop everything beyond the mark."""
@@ -236,3 +236,7 @@ class Segment:
         """Visible definitions of all tables that have rows here."""
         schemas = [buffer.schema for buffer in self.tables.values() if buffer.schema.columns]
         return [TableDefinition(schema.database, schema.name, schema.columns) for schema in schemas]
+
+
+def _series_bytes(tags: Tags) -> int:
+    return SERIES_OVERHEAD_BYTES + sum(2 * len(key) + 2 * len(value) for key, value in tags)

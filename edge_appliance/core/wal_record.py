@@ -31,6 +31,7 @@ from itertools import accumulate, chain, pairwise
 from typing import Final, NamedTuple
 
 from edge_appliance.core.delivery import (
+    DIGEST_BYTES,
     ColumnDefinition,
     DeliveryKey,
     Kind,
@@ -39,33 +40,11 @@ from edge_appliance.core.delivery import (
     TableDefinition,
     Tags,
 )
-from edge_appliance.core.wal_frame import FileHeader, Frame, FrameType, decode_header, encode_frame, encode_header
 from edge_appliance.errors import FormatError
-
-__all__ = [
-    "FileHeader",
-    "Frame",
-    "FrameType",
-    "GroupRecord",
-    "LoggedEntry",
-    "PersistBegin",
-    "decode_begin",
-    "decode_end",
-    "decode_group",
-    "decode_header",
-    "encode_begin",
-    "encode_end",
-    "encode_frame",
-    "encode_group",
-    "encode_header",
-    "group_rows",
-]
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("auto", "ns", "us", "ms", "s")
 SOURCES: Final[tuple[Source, ...]] = ("mqtt", "http")
 """Stored by their place in these tuples: append, never reorder."""
-
-DIGEST_BYTES: Final = 16
 
 _GROUP: Final = struct.Struct("<HHIIIII")
 _LENGTH: Final = struct.Struct("<I")
@@ -122,7 +101,7 @@ def encode_group(record: GroupRecord) -> bytes:
     keys = [entry.key for entry in entries if entry.key is not None]
     digests = b"".join([key.digest for key in keys])
     if len(digests) != DIGEST_BYTES * len(keys):
-        raise ValueError("a delivery key's digest is not 16 bytes long")
+        raise ValueError(f"a delivery key's digest is not {DIGEST_BYTES} bytes long")
     spans = list(chain.from_iterable([entry.spans for entry in entries]))
     count, lines = len(entries), len(spans)
     return b"".join(

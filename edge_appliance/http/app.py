@@ -28,7 +28,7 @@ from edge_appliance.http.query import Queries
 from edge_appliance.http.tokens import is_allowed
 from edge_appliance.http.write import WRITE_PATHS, Writes
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _WORKERS: Final = 2
 """Threads that inflate bodies and encode results."""
@@ -86,7 +86,7 @@ def _guard(dependencies: HttpDependencies) -> Middleware:
         reason = answer.get(REFUSAL)
         if reason is not None:
             shown = path if resource is not None else one_line(request.path, 100)
-            log.warning(
+            _log.warning(
                 "%s %s from %s answered %d: %s", request.method, shown, request.remote, status, one_line(reason)
             )
         return answer
@@ -112,7 +112,7 @@ async def _answered(request: web.Request, handler: Handler, token: str | None) -
     except Exception:
         # The protocol border: the client gets an id, never our paths; the journal gets the traceback under it.
         fault = uuid.uuid4().hex[:8]
-        log.exception("internal error %s at %s", fault, request.match_info.route.resource)
+        _log.exception("internal error %s at %s", fault, request.match_info.route.resource)
         return refuse(request, 500, f"internal error, id {fault}")
 
 

@@ -79,7 +79,8 @@ class Queries:
         self._needs = dependencies
         self._workers = workers
         self._turns = asyncio.Semaphore(limits.max_queries)
-        self._asked = 0
+        self._in_flight = 0
+        """Queries that run or wait for their turn."""
         self._body_limits = replace(limits, max_body_bytes=min(_BODY_BYTES_MAX, limits.max_body_bytes))
         self._held = Held(self._body_limits.held_bytes)
         self._formats = formats(dependencies.encode_parquet)
@@ -93,13 +94,13 @@ class Queries:
         if isinstance(question, web.Response):
             return question
         limits = self._needs.limits
-        if self._asked >= limits.max_queries + limits.max_waiting_queries:
+        if self._in_flight >= limits.max_queries + limits.max_waiting_queries:
             return refuse(request, 503, "too many queries are waiting", retry_after_s=_RETRY_S)
-        self._asked += 1
+        self._in_flight += 1
         try:
             return await self._in_turn(request, question)
         finally:
-            self._asked -= 1
+            self._in_flight -= 1
 
     async def influxql_v1(self, request: web.Request) -> web.StreamResponse:
         """`SHOW DATABASES`, which v1 clients ask to test a connection; nothing else."""
@@ -134,8 +135,9 @@ class Queries:
             self._turns.release()
             raise ConnectionResetError("the client left before its turn")
         cancel = threading.Event()
-        engine, ask = self._needs.sql, question
-        running = start_query(lambda: engine.run(ask.database, ask.sql, ask.params, cancel=cancel))
+        running = start_query(
+            lambda: self._needs.sql.run(question.database, question.sql, question.params, cancel=cancel)
+        )
         try:
             answer = await self._answer(request, running)
             return await self._send(request, question.format, answer)

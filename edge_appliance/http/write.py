@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from edge_appliance.core.delivery import Delivery, DeliveryResult, LineError, Origin, Precision
+from edge_appliance.core.line_split import SAMPLE_BYTES
 from edge_appliance.http.answers import refuse, refuse_unless_running, refuse_with
 from edge_appliance.http.body import Held, read_body
 from edge_appliance.http.dependencies import HttpDependencies
@@ -121,14 +122,20 @@ class Writes:
             if not done.done() and self._needs.inbox.withdraw(delivery):
                 resolve(DeliveryResult(0, refused=self._held_reason("the write was not taken in time")))
 
-        self._needs.metrics.deliveries.add(1, "http")
-        self._needs.metrics.delivery_bytes.add(len(body), "http")
+        self._count(delivery)
         self._needs.inbox.put((delivery,))
         timer = loop.call_later(self._limits.withdraw_after_s, withdraw)
         try:
             return await done
         finally:
             timer.cancel()
+
+    def _count(self, delivery: Delivery) -> None:
+        metrics = self._needs.metrics
+        metrics.deliveries.add(1, "http")
+        metrics.delivery_bytes.add(len(delivery.payload), "http")
+        if delivery.clock_unset:
+            metrics.clock_unset.add()
 
     def _origin(self, target: _Target) -> Origin:
         origin = self._origins.get(target)
@@ -209,5 +216,5 @@ def _listed(error: LineError) -> dict[str, object]:
     return {
         "error_message": _error_text(error),
         "line_number": error.line,
-        "original_line": error.sample[:200].decode("utf-8", "replace"),
+        "original_line": error.sample[:SAMPLE_BYTES].decode("utf-8", "replace"),
     }

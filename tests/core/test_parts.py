@@ -10,7 +10,6 @@ import pytest
 from edge_appliance.core.parts import (
     Part,
     complete_sets,
-    cover,
     cover_intervals,
     encode_name,
     file_column,
@@ -122,30 +121,24 @@ def test_file_column_avoids_own_columns(name: str, column: str) -> None:
 def test_cover_needs_all_slices() -> None:
     """A set with a missing slice covers nothing."""
     first, second = make_part(5, number=0, count=2), make_part(5, number=1, count=2)
-    assert not cover([first], "edge", "cpu", DAY, 5)
-    assert cover([first, second], "edge", "cpu", DAY, 5)
+    assert cover_intervals([first]) == {}
+    assert cover_intervals([first, second]) == {("edge", "cpu", DAY): [(5, 5)]}
 
 
-@pytest.mark.parametrize(("rank", "is_covered"), [(4, False), (5, True), (7, True), (9, True), (10, False)])
-def test_cover_interval_is_closed(rank: int, is_covered: bool) -> None:
-    """A merged part covers every rank from lo to hi, and none outside."""
-    assert cover([make_part(5, 9)], "edge", "cpu", DAY, rank) is is_covered
+def test_cover_is_the_whole_interval_of_each_set() -> None:
+    """A merged part covers every rank from lo to hi; sets beside it count on their own."""
+    parts = [make_part(5, 9), make_part(12), make_part(20, number=0, count=2)]
+    assert cover_intervals(parts) == {("edge", "cpu", DAY): [(5, 9), (12, 12)]}
 
 
 def test_cover_is_per_table_and_date() -> None:
     """A part says nothing about other tables, databases and dates."""
-    parts = [make_part(5)]
-    assert not cover(parts, "edge", "mem", DAY, 5)
-    assert not cover(parts, "other", "cpu", DAY, 5)
-    assert not cover(parts, "edge", "cpu", dt.date(2026, 1, 3), 5)
-
-
-def test_cover_intervals_agree_with_cover() -> None:
-    """The table of intervals answers what `cover` answers."""
-    parts = [make_part(5, 9), make_part(12), make_part(20, number=0, count=2)]
-    intervals = cover_intervals(parts)["edge", "cpu", DAY]
-    for rank in range(25):
-        assert any(lo <= rank <= hi for lo, hi in intervals) is cover(parts, "edge", "cpu", DAY, rank)
+    parts = [make_part(5), replace(make_part(6), table="mem"), replace(make_part(7), date=dt.date(2026, 1, 3))]
+    assert cover_intervals(parts) == {
+        ("edge", "cpu", DAY): [(5, 5)],
+        ("edge", "mem", DAY): [(6, 6)],
+        ("edge", "cpu", dt.date(2026, 1, 3)): [(7, 7)],
+    }
 
 
 def test_complete_sets_keeps_slices_in_order() -> None:

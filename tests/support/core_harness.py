@@ -102,7 +102,7 @@ class Core:
             self.appender,
             self.health,
             self.metrics,
-            quarantine=self.paths.quarantine,
+            quarantine_dir=self.paths.quarantine,
             persist=self.persister.submit,
             is_stopping=lambda: False,
         )
