@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from bench_daemon import http_writes, latency, replay  # noqa: E402
 from bench_drain import drain  # noqa: E402
-from bench_in_process import parse_and_append, persist  # noqa: E402
+from bench_in_process import parse_and_append, persist, start_of_commands  # noqa: E402
 from bench_table import Bench, host_facts  # noqa: E402
 
 BENCHES: dict[str, tuple[str, Callable[[Bench], None]]] = {
@@ -27,6 +27,7 @@ BENCHES: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "d": ("persist", persist),
     "e": ("HTTP writes; f: memory", http_writes),
     "g": ("publish to visible", latency),
+    "h": ("start of a command", start_of_commands),
 }
 
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="a,b,c,d,e,f,g", help="items to run, such as a,c")
+    parser.add_argument("--only", default="a,b,c,d,e,f,g,h", help="items to run, such as a,c")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the runs; bars hold for 1")
     options = parser.parse_args(argv)
     options.only = set(options.only.split(","))

@@ -1,7 +1,9 @@
-"""Benches without a daemon: (b) parse and append, (d) sort, merge and write Parquet."""
+"""Benches without a daemon: (b) parse and append, (d) sort, merge and write Parquet, (h) start of a command."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from edge_appliance.persist import Persister
 ORIGIN = Origin("edge", "auto", (("device", "gw-01"),), "mqtt", "devices/gw-01/lp", "devices/{device}/lp")
 GROUP = 200
 """Deliveries in a group: what 20 ms bring at 10,000 messages a second."""
+MOST_START_S = 0.15
 ROUNDS = 3
 """The best of these counts: on a shared machine the others show the neighbours."""
 
@@ -130,3 +133,20 @@ def _bytes(files: Iterable[Path]) -> int:
 def rate(count: int, took_s: float) -> str:
     """Lines a second."""
     return f"{count / took_s:,.0f} lines/s"
+
+
+def start_of_commands(bench: Bench) -> None:
+    """(h) What a person waits for before a command begins, against the bare interpreter."""
+    config = bench.directory / "start.toml"
+    config.touch()
+    bare_s = _run_s("-c", "pass")
+    bench.add("h", "python, doing nothing", f"{bare_s * 1000:.0f} ms")
+    for command in (["version"], ["check-config", "--config", str(config)]):
+        took_s = _run_s("-m", "edge_appliance", *command)
+        bench.add("h", f"edge-appliance {command[0]}", f"{took_s * 1000:.0f} ms", "< 150 ms", took_s < MOST_START_S)
+
+
+def _run_s(*arguments: str) -> float:
+    return min(
+        seconds(lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True)) for _ in range(5)
+    )

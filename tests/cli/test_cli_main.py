@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -165,20 +164,3 @@ def test_commands_import_nothing_heavy(module):
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert (found.stdout, found.stderr) == ("[]\n", "")
-
-
-@pytest.mark.slow
-def test_start_time(tmp_path):
-    """A command is done within 150 ms more than the bare interpreter, in the best of five runs."""
-    (tmp_path / "edge.toml").touch()
-    code = "import sys; from edge_appliance.cli.main import main; sys.exit(main(sys.argv[1:]))"
-
-    def best_s(*arguments):
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            assert run_python(*arguments).returncode == 0
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    assert best_s(code, "check-config", "--config", str(tmp_path / "edge.toml")) - best_s("pass") < 0.15
