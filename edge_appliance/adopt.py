@@ -70,8 +70,8 @@ def rebuild_catalog(
 ) -> CatalogState:
     """Replace the catalog at `path`, which nobody may have open, by one that lists the parts found on disk.
 
-    The old one is the base while it is readable, else its last copy, else nothing. Its files and unreadable parts are
-    kept in `quarantine_dir`. Repeating it after a crash in the middle ends the same.
+    The old one is the base while it is readable, else its last copy, else nothing. Its files and the
+    spool's unreadable parts are kept in `quarantine_dir`. Repeating it after a crash in the middle ends the same.
     """
     base = _readable(path) or _readable(copy_path(path)) or CatalogState(node, new_incarnation())
     if base.node != node:
@@ -84,7 +84,7 @@ def rebuild_catalog(
         durable.link_or_copy(file, _free_name(quarantine_dir, file))
     for file in found.unreadable:
         if file.parent == spool_dir:
-            Quarantine(quarantine_dir).set_aside(file)
+            Quarantine(quarantine_dir).take(file)
     write_catalog(path, state)
     _log.warning(
         "catalog made anew from %d parts in spool and store (%d unreadable); the old one is kept in %s",

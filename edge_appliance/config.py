@@ -97,9 +97,8 @@ class MemorySection(msgspec.Struct, frozen=True):
 
     # Too small: many small parts. Too large: nothing left for persisting, queries and the page cache.
     buffer_limit_bytes: Annotated[int, Key("buffer_limit", "25%", values.share_or_size("4MiB"))]
-    # The buffer shrinks when the host has less than this available. Too large: the buffer is never as large as said.
+    # This and the next one have no effect yet; they are taken so that a file for a later release is sound here.
     host_reserve_bytes: Annotated[int, Key("host_reserve", "10%", values.share_or_size("0B"))]
-    # Persisting starts when the buffer would be full within this time. Too short: it comes too late and intake waits.
     horizon_s: Annotated[float, Key("horizon", "300s", values.duration_s("1s", "1d"))]
     inbox_limit_bytes: Annotated[int, Key("inbox_limit", "16MiB", values.size("64KiB", "1GiB"))]
 

@@ -10,6 +10,7 @@
     ├── StoreError                the object store refused or did not answer
     └── QueryError                a query was refused or did not finish
 
+Commands add CommandError (`cli/command.py`), which carries an exit code of its own.
 Outcomes that are expected (a rejected line, a torn tail, a missing object) are results, not errors.
 """
 

@@ -240,10 +240,10 @@ class Link(Client):
     def subscribe_to(self, filters: Sequence[str]) -> None:
         """Ask for these of the wanted filters."""
         for start in range(0, len(filters), _FILTERS_PER_SUBSCRIBE):
-            batch = filters[start : start + _FILTERS_PER_SUBSCRIBE]
-            _, packet_id = self.subscribe([(name, self._options(name)) for name in batch])  # type: ignore[arg-type]
+            some = filters[start : start + _FILTERS_PER_SUBSCRIBE]
+            _, packet_id = self.subscribe([(name, self._options(name)) for name in some])  # type: ignore[arg-type]
             if packet_id is not None:
-                self.subscriptions.asked(packet_id, batch)
+                self.subscriptions.asked(packet_id, some)
 
     def _options(self, name: str) -> SubscribeOptions | int:
         qos = self.subscriptions.wanted[name]

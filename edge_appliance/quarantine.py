@@ -25,7 +25,7 @@ class Quarantine:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def set_aside(self, path: Path) -> None:
+    def take(self, path: Path) -> None:
         """Move a whole file here under its own name; when that fails it stays where it is."""
         try:
             durable.make_directory(self.directory)

@@ -69,16 +69,16 @@ def _log_headers(paths: Paths) -> list[FileHeader]:
         try:
             file = open_file(path)
         except FormatError:
-            continue  # replay sets it aside, and a newer format is refused there
+            continue  # replay moves it to the quarantine, and a newer format is refused there
         if file.header is not None:
             headers.append(file.header)
     return headers
 
 
 def _has_parts(paths: Paths, store: DirectoryStore, node: str) -> bool:
-    prefix = f"{encode_name(node)}-"
     spooled = any(path.suffix == ".parquet" for path in paths.spool.iterdir())
-    return spooled or any(path.name.startswith(prefix) for path in store.part_paths())
+    # A node's name may begin with that of another: what follows it are incarnation, two ranks and slice.
+    return spooled or any(path.name.rsplit("-", 4)[0] == encode_name(node) for path in store.part_paths())
 
 
 def _report_missing(catalog: Catalog, files: PartFiles, health: Health) -> None:

@@ -93,8 +93,8 @@ class Replay:
 
     def run(self, files: Sequence[WalFile]) -> Replayed | None:
         """Replay `files` in order; None when the process is asked to stop meanwhile. Raises DiskError."""
-        self._note_set_aside(files[-1].path.name if files else "")
-        self._progress = ReplayProgress(total_bytes=sum(file.size for file in files))
+        self._note_quarantined(files[-1].path.name if files else "")
+        self._progress = ReplayProgress(total_bytes=sum(file.size_bytes for file in files))
         self._health.replayed(self._progress)
         if files:
             _log.info("replaying %d log files, %.1f MiB", len(files), self._progress.total_bytes / 2**20)
@@ -159,7 +159,7 @@ class Replay:
             if found.sequence > done.last_sequence:
                 rank = done.last_sequence = found.sequence
             self._show(self._passed_bytes + found.offset + found.length)
-        self._passed_bytes += file.size
+        self._passed_bytes += file.size_bytes
         self._show(self._passed_bytes)
         return rank, mismatches
 
@@ -296,15 +296,15 @@ class Replay:
         self._metrics.wal_damaged.add()
         self._health.degrade("wal_hole", text)
 
-    def _note_set_aside(self, newest: str) -> None:
-        for error in self._wal.set_aside:
+    def _note_quarantined(self, newest: str) -> None:
+        for error in self._wal.quarantined:
             if error.reason == EMPTY_FILE and error.what > newest:
                 # Cut off while it was made: its header is synced with its first group, so it never had one.
                 _log.info("%s; the last start ended before it was used", error)
                 continue
             _log.warning("%s; it is kept in %s", error, self._quarantine_dir)
             self._metrics.wal_damaged.add()
-            self._health.degrade("wal_set_aside", f"{error}; it is kept in {self._quarantine_dir}")
+            self._health.degrade("wal_quarantined", f"{error}; it is kept in {self._quarantine_dir}")
 
     def _keep_file(self, file: WalFile, mismatches: int) -> None:
         """Keep a file whose lines gave other rows than they did when they were accepted."""

@@ -189,6 +189,11 @@ def _ping_period_s(environ: Mapping[str, str]) -> float:
         return 0.0
 
 
+def dump_stacks_when_killed() -> None:
+    """Have a fatal signal show all stacks first: a hang that holds the interpreter's lock leaves no other trace."""
+    faulthandler.enable(file=_STDERR, all_threads=True)
+
+
 def _dump_stacks() -> None:
     faulthandler.dump_traceback(file=_STDERR, all_threads=True)
 

@@ -26,7 +26,7 @@ from edge_appliance.store import DirectoryStore, count_parts, has_size
 
 _log = logging.getLogger(__name__)
 
-BATCH_PARTS: Final = 64
+PARTS_AT_ONCE: Final = 64
 """Parts marked by one transaction of the catalog, which is one sync."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
@@ -104,14 +104,14 @@ class Uploader:
     def _run(self) -> None:
         self._tidy_spool()
         pause_s = self._first_pause_s
-        while batch := self._next_batch():
+        while parts := self._next_parts():
             try:
-                left, reason = self._upload(batch)
+                left, reason = self._upload(parts)
             except EdgeError as error:
-                left, reason = batch, str(error)
+                left, reason = parts, str(error)
             except Exception as error:  # top of a thread: the parts stay in the spool and are tried again
                 _log.exception("upload")
-                left, reason = batch, f"{type(error).__name__}: {error}"
+                left, reason = parts, f"{type(error).__name__}: {error}"
             self._settle(left, reason)
             if not reason:
                 pause_s = self._first_pause_s
@@ -131,14 +131,14 @@ class Uploader:
         except OSError as error:
             _log.warning("the spool is not tidied before the next start: %s", error)
 
-    def _next_batch(self) -> list[Part]:
+    def _next_parts(self) -> list[Part]:
         """Wait for the oldest parts; empty when stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_stopped)
             if self._is_stopped:
                 return []
             self._is_busy = True
-            oldest = heapq.nsmallest(BATCH_PARTS, self._queue.values(), key=age)
+            oldest = heapq.nsmallest(PARTS_AT_ONCE, self._queue.values(), key=age)
             for part in oldest:
                 del self._queue[part_identity(part)]
             return oldest
@@ -154,12 +154,12 @@ class Uploader:
                 self._queue[part_identity(part)] = part
             self._changed.notify_all()
 
-    def _upload(self, batch: Sequence[Part]) -> tuple[list[Part], str]:
+    def _upload(self, parts: Sequence[Part]) -> tuple[list[Part], str]:
         """Put and mark; returns the parts to try again and why."""
         stored: list[Part] = []
         left: list[Part] = []
         reason = ""
-        for part in batch:
+        for part in parts:
             if len(left) >= FAILURES_MAX or self._is_stopped:
                 left.append(part)
                 continue
@@ -211,8 +211,8 @@ class Uploader:
             _log.warning("%s stays in the spool until the next start: %s", spooled.name, error)
 
     def _trim_cache(self) -> None:
-        """Delete the oldest cached parts beyond the limit; their names end in their rank and slice."""
-        cached = sorted(self._cache_dir.glob("*.parquet"), key=lambda path: path.name.rsplit("-", 3)[1:], reverse=True)
+        """Delete the oldest cached parts beyond the limit; their names begin with their ranks."""
+        cached = sorted(self._cache_dir.glob("*.parquet"), reverse=True)
         used_bytes = 0
         for path in cached:
             used_bytes += path.stat().st_size

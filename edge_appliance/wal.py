@@ -103,7 +103,7 @@ class Wal:
         self._sizes: dict[int, int] = {}
         self._ends: dict[int, Predecessor] = {}
         self._last_id = 0
-        self.set_aside: list[FormatError] = []
+        self.quarantined: list[FormatError] = []
         """What `files` moved to quarantine, with the reason, for whoever counts and tells."""
 
     # Before the start: what is there
@@ -123,14 +123,14 @@ class Wal:
             except NewerFormatError:
                 raise
             except FormatError as error:
-                self.set_aside.append(error)
-                self._quarantine.set_aside(path)
+                self.quarantined.append(error)
+                self._quarantine.take(path)
             except DiskError as error:
                 if error.errno != errno.ENOENT:  # dropped meanwhile
                     raise
         for path in self._listed(self._quarantine.directory):
             self._last_id = max(self._last_id, maybe_segment_id(path.name) or 0)
-        self._sizes = {file.id: file.size for file in found}
+        self._sizes = {file.id: file.size_bytes for file in found}
         for file in found:
             if not file.path.exists():
                 self._sizes.pop(file.id, None)
@@ -146,7 +146,7 @@ class Wal:
         for found in walk:
             if isinstance(found, Damage) and found.length and not found.is_torn:
                 with FileBytes(file.path) as content:
-                    end = min(found.offset + found.length, content.size)
+                    end = min(found.offset + found.length, content.size_bytes)
                     self._quarantine.keep_range(file.path.name, content.read_at, found.offset, end)
             yield found
         self._ends[file.id] = walk.end

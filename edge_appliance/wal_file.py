@@ -19,7 +19,7 @@ from edge_appliance.errors import DiskError, FormatError, NewerFormatError
 
 SUFFIX: Final = ".wal"
 EMPTY_FILE: Final = "the file is empty"
-"""Reason for setting aside a file that a crash cut off while it was made."""
+"""Reason for moving a file to the quarantine that a crash cut off while it was made."""
 _NAME: Final = re.compile(r"(\d{20})\.wal")
 _WINDOW_BYTES: Final = 256 << 10
 """Read at once: many small records cost one call."""
@@ -33,7 +33,7 @@ class WalFile:
 
     path: Path
     id: int
-    size: int
+    size_bytes: int
     header: FileHeader | None
     salt: int
 
@@ -44,7 +44,7 @@ def file_name(segment_id: int) -> str:
 
 
 def maybe_segment_id(name: str) -> int | None:
-    """The segment id that a name begins with, also that of a set-aside copy; None for other names."""
+    """The segment id that a name begins with, also that of a copy in quarantine; None for other names."""
     match = _NAME.match(name)
     return int(match[1]) if match else None
 
@@ -55,22 +55,22 @@ def open_file(path: Path) -> WalFile:
     if segment_id is None:
         raise FormatError(path.name, 0, "the name is not that of a WAL file")
     with FileBytes(path) as file:
-        if not file.size:
+        if not file.size_bytes:
             raise FormatError(path.name, 0, EMPTY_FILE)
-        if file.size < BLOCK_BYTES:
-            raise FormatError(path.name, file.size, "shorter than a file header")
+        if file.size_bytes < BLOCK_BYTES:
+            raise FormatError(path.name, file.size_bytes, "shorter than a file header")
         try:
             header = decode_header(file.read_at(0, BLOCK_BYTES) or b"")
         except NewerFormatError:
             raise
         except FormatError:
-            salt = find_salt(file.read_at, file.size)
+            salt = find_salt(file.read_at, file.size_bytes)
             if salt is None:
                 raise
-            return WalFile(path, segment_id, file.size, None, salt)
+            return WalFile(path, segment_id, file.size_bytes, None, salt)
         if header.segment_id != segment_id:
             raise FormatError(path.name, 24, f"the header is that of segment {header.segment_id}")
-        return WalFile(path, segment_id, file.size, header, header.salt)
+        return WalFile(path, segment_id, file.size_bytes, header, header.salt)
 
 
 class FileWalk:
@@ -105,7 +105,7 @@ class FileWalk:
         with FileBytes(file.path) as content:
             walk = Walk(
                 content.read_at,
-                file.size,
+                file.size_bytes,
                 salt=file.salt,
                 first_sequence=None if file.header is None else file.header.first_sequence,
                 sealed=self._sealed,
@@ -121,7 +121,7 @@ class FileBytes:
     def __init__(self, path: Path) -> None:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.size = os.fstat(self._fd).st_size
+            self.size_bytes = os.fstat(self._fd).st_size
         except OSError as error:
             raise DiskError("open", str(path), error) from error
         self._window_start = 0

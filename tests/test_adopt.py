@@ -15,7 +15,7 @@ from edge_appliance.adopt import FoundParts, adopt, rebuild_catalog
 from edge_appliance.catalog import Catalog, copy_path, read_catalog
 from edge_appliance.core.catalog_state import CatalogState
 from edge_appliance.core.delivery import ColumnDefinition, Kind, TableDefinition
-from edge_appliance.core.parts import Part, cover, part_key, part_name
+from edge_appliance.core.parts import Part, cover_intervals, part_key, part_name
 from edge_appliance.parquet_file import PartFooter, write_part
 from edge_appliance.store import DirectoryStore
 
@@ -102,7 +102,7 @@ def test_adopt_ignores_incomplete_sets_and_covered_intervals() -> None:
     """A set with a missing slice covers nothing, a merged set covers its inputs."""
     state = adopt(EMPTY, found(make_part(5), make_part(7), make_part(4, 8), make_part(11, number=1, count=2)))
     assert state.parts == [make_part(4, 8)]
-    assert not cover(state.parts, "edge", "cpu", DAY, 11)
+    assert not any(lo <= 11 <= hi for lo, hi in cover_intervals(state.parts)["edge", "cpu", DAY])
 
 
 def test_adopt_part_in_spool_and_store_is_stored() -> None:

@@ -387,6 +387,16 @@ def test_failed_cut_goes_on_in_a_new_file(make_core, monkeypatch):
     again.abandon()
 
 
+def test_sync_of_nothing_is_not_counted(make_core):
+    """Counted are calls of fdatasync, not looks at whether one is due."""
+    core = make_core(sync="interval")
+    core.write(b"p v=1 1")
+    core.ingest._sync_late()
+    count = core.metrics.wal_fsyncs.value()
+    core.ingest._sync_late()
+    assert core.metrics.wal_fsyncs.value() == count == 1
+
+
 def poison(core: Core, monkeypatch, marker: bytes) -> None:
     """From now on appending a payload with `marker` fails half-way, behind a row and a definition."""
     real = core.appender._append_delivery
@@ -397,6 +407,19 @@ def poison(core: Core, monkeypatch, marker: bytes) -> None:
             raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr(core.appender, "_append_delivery", fail)
+
+
+def test_want_of_memory_rejects_no_delivery(core, monkeypatch):
+    """It says nothing about a delivery: the thread ends without an ack, also while it looks for one to blame."""
+    tries = iter([ZeroDivisionError, MemoryError])
+
+    def fail(segment, group, delivery, key):
+        raise next(tries)
+
+    monkeypatch.setattr(core.appender, "_append_delivery", fail)
+    with pytest.raises(MemoryError):
+        core.write(b"p v=1 1")
+    assert (core.acked, list(read_dead_letters(core.paths.dead_letters))) == ([], [])
 
 
 def test_delivery_that_brings_out_a_fault_costs_itself_only(core, monkeypatch):

@@ -157,7 +157,7 @@ def test_damaged_record_costs_itself_only(core):
     again = core.restart()
     assert [row[2] for row in again.rows()] == [0, 1, 3, 4]
     assert "wal_damage" in again.health.degraded
-    assert len(list(again.paths.quarantine.iterdir())) == 1
+    assert len(list(again.paths.quarantine.iterdir())) == again.metrics.quarantine_files.value() == 1
     again.abandon()
 
 
@@ -232,14 +232,14 @@ def test_empty_newest_file_is_no_damage(core):
 
 
 @pytest.mark.parametrize("content", [b"x" * 100, b"\0" * 5000], ids=["short", "zeros"])
-def test_garbage_under_a_log_name_is_set_aside(core, content):
+def test_garbage_under_a_log_name_is_quarantined(core, content):
     """A file that holds no record never stops a start, and is not deleted."""
     core.write(b"p v=1 1")
     core.abandon()
     (core.paths.wal / f"{7:020d}.wal").write_bytes(content)
     again = Core(core.root)
     assert len(again.rows()) == 1
-    assert "wal_set_aside" in again.health.degraded
+    assert "wal_quarantined" in again.health.degraded
     assert [path.name for path in again.paths.quarantine.iterdir()] == [f"{7:020d}.wal"]
     assert again.wal.segment_id > 7
     again.abandon()
@@ -323,6 +323,21 @@ def test_lost_catalog_is_made_anew_from_the_parts(core):
     # The column is a float, as the part says, although the log's own line spells an int.
     assert [(row[0], row[3]) for row in again.rows()] == [("p", {"v": 2.0}), ("q", {"v": 1.0})]
     again.abandon()
+
+
+def test_new_node_beside_the_parts_of_another_starts_without_alarm(core):
+    """Two gateways may share a store: `gw` does not take the parts of `gw-test` for its own history."""
+    directory = core.root / "store/edge/p/date=1970-01-01"
+    directory.mkdir(parents=True)
+    (directory / f"gw-test-0badcafe-{1:020}-{1:020}-0001.parquet").touch()
+    core.abandon()
+    for path in core.root.glob("catalog.db*"):
+        path.unlink()
+    for path in core.paths.wal.iterdir():
+        path.unlink()
+    catalog = open_catalog(core.paths, DirectoryStore(core.root / "store"), "gw", core.health)
+    assert core.health.degraded == {}
+    catalog.close()
 
 
 def test_damaged_catalog_is_kept_and_made_anew(core):
@@ -434,6 +449,24 @@ def test_lines_that_bring_out_a_fault_do_not_stop_the_start(core, monkeypatch):
     healed = again.restart()
     assert len(healed.rows()) == 5
     healed.abandon()
+
+
+def test_want_of_memory_leaves_out_no_line(core, monkeypatch):
+    """It says nothing about the lines: the start ends, and the next one has them all."""
+    core.write(b"p v=1 1", b"p v=2 2")
+    core.abandon()
+
+    def fail(self, segment, entry, is_covered, done):
+        raise MemoryError
+
+    monkeypatch.setattr(Appender, "_append_entry", fail)
+    with pytest.raises(MemoryError):
+        Core(core.root)
+    monkeypatch.undo()
+    again = Core(core.root)
+    assert [row[2] for row in again.rows()] == [1, 2]
+    assert "wal_mismatch" not in again.health.degraded
+    again.abandon()
 
 
 def test_file_that_cannot_be_kept_does_not_stop_the_start(core, monkeypatch):

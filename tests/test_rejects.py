@@ -17,10 +17,19 @@ RESULT = DeliveryResult(0, (LineError(1, 1, Reason.NUL_BYTE, "a NUL byte", b"x")
 
 
 @pytest.fixture
-def rejects(tmp_path):
-    metrics = Metrics()
+def health():
+    return Health()
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()
+
+
+@pytest.fixture
+def rejects(tmp_path, health, metrics):
     letters = DeadLetters(tmp_path, 2**20, metrics)
-    yield Rejects(letters, Health(), metrics)
+    yield Rejects(letters, health, metrics)
     letters.close()
 
 
@@ -37,11 +46,11 @@ def test_letters_behind_a_cut_are_synced_too(rejects, monkeypatch):
         assert len(synced) == n
 
 
-def test_letter_that_cannot_be_written_as_text_is_counted(rejects):
+def test_letter_that_cannot_be_written_as_text_is_counted(rejects, health, metrics):
     """A topic that is no valid text costs its letters, and nobody's rows."""
     origin = replace(ORIGIN, label="\udcff")
     rejects.keep([Delivery(origin, b"x", ARRIVAL_NS)], [RESULT])
-    assert rejects._metrics.dead_letters_dropped.value() == 1
-    assert "dead_letters" in rejects._health.degraded
+    assert metrics.dead_letters_dropped.value() == 1
+    assert "dead_letters" in health.degraded
     rejects.keep([Delivery(ORIGIN, b"x", ARRIVAL_NS)], [RESULT])
-    assert rejects._health.degraded == {}
+    assert health.degraded == {}

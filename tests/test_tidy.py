@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_appliance.metrics import Metrics
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "edge_appliance"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
@@ -137,6 +139,12 @@ def test_sizes(path):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             is_a_list = node.name == "__init__" and path.name == "metrics.py"
             assert lines <= MAX_FUNCTION_LINES or is_a_list, f"{node.name} has {lines} lines"
+
+
+def test_every_metric_is_counted_somewhere():
+    """A number that is exported and never counted says that all is well when nobody looks."""
+    code = "\n".join(path.read_text() for path in MODULES if name_of(path) != "metrics")
+    assert [name for name in vars(Metrics()) if not re.search(rf"metrics\.{name}\b", code)] == []
 
 
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))

@@ -501,7 +501,7 @@ def test_use_out_of_order_is_refused(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 1, 64, 4095, 4096, 9000])
 @pytest.mark.parametrize("content", [b"\0", b"\xff", b"EDGEWAL\n"], ids=["zeros", "ones", "magic"])
-def test_file_without_records_is_set_aside(tmp_path, size, content):
+def test_file_without_records_is_quarantined(tmp_path, size, content):
     """Empty, short and garbage files are kept for a person, counted, and no reason not to start."""
     wal = started(tmp_path)
     commit(wal, b"a")
@@ -509,12 +509,12 @@ def test_file_without_records_is_set_aside(tmp_path, size, content):
     wal_path(tmp_path, 2).write_bytes((content * 9000)[:size])
     again = make(tmp_path)
     assert [file.id for file in again.files()] == [1]
-    assert [error.what for error in again.set_aside] in ([file_name(2)], ["WAL file header"])
+    assert [error.what for error in again.quarantined] in ([file_name(2)], ["WAL file header"])
     assert quarantined(tmp_path) == [file_name(2)]
     assert again.last_segment_id == 2
 
 
-def test_file_under_a_wrong_name_is_set_aside(tmp_path):
+def test_file_under_a_wrong_name_is_quarantined(tmp_path):
     """A copy of a log file is not replayed a second time, and foreign names are no log files."""
     wal = started(tmp_path)
     commit(wal, b"a")
@@ -527,7 +527,7 @@ def test_file_under_a_wrong_name_is_set_aside(tmp_path):
     assert (tmp_path / "wal" / "note.txt").exists()
 
 
-def test_second_file_set_aside_under_a_name_keeps_the_first(tmp_path):
+def test_second_file_quarantined_under_a_name_keeps_the_first(tmp_path):
     """Quarantine never overwrites a whole file."""
     (tmp_path / "wal").mkdir()
     for content in (b"one", b"two"):
@@ -536,7 +536,7 @@ def test_second_file_set_aside_under_a_name_keeps_the_first(tmp_path):
     assert quarantined(tmp_path) == [file_name(2), file_name(2) + "-1"]
 
 
-def test_set_aside_that_fails_does_not_stop_the_start(tmp_path, monkeypatch, caplog):
+def test_quarantine_that_fails_does_not_stop_the_start(tmp_path, monkeypatch, caplog):
     """A full disk leaves the file where it is, with a word in the journal."""
     (tmp_path / "wal").mkdir()
     wal_path(tmp_path, 2).write_bytes(b"junk")
@@ -800,7 +800,7 @@ def test_file_that_is_dropped_while_the_log_is_opened_is_no_error(tmp_path, monk
 
     monkeypatch.setattr("edge_appliance.wal.open_file", drop_first)
     assert [file.id for file in again.files()] == [2]
-    assert again.total_bytes == files[1].size
+    assert again.total_bytes == files[1].size_bytes
     again.verify_durable(files)
     again.start(1, 10, 0)
     assert again.file_count == 2

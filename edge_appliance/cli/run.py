@@ -36,6 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
     notifier.extend_timeout(IMPORT_TIMEOUT_S)
     notifier.status("starting")
     set_up_logging()
+    systemd.dump_stacks_when_killed()
     try:
         settings = config.load(arguments.config, purpose="run")
         logging.getLogger().setLevel(settings.log.level.upper())

@@ -15,7 +15,7 @@ from edge_appliance.health import Health
 from edge_appliance.metrics import Metrics
 
 
-class Intake(Protocol):
+class WriterInbox(Protocol):
     """The inbox, as a writer sees it."""
 
     @property
@@ -87,7 +87,7 @@ def _no_details() -> Mapping[str, object]:
 class HttpDependencies:
     """The parts of the appliance that the HTTP side reads or calls, all of them on the event loop but `sql`."""
 
-    inbox: Intake
+    inbox: WriterInbox
     clock: ArrivalClock
     sql: Engine
     databases: Callable[[], Sequence[str]]

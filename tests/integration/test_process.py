@@ -166,6 +166,17 @@ def test_signal_twice(appliance: ApplianceProcess, how: signal.Signals) -> None:
     assert "Traceback" not in appliance.log.read_text()
 
 
+def test_abort_by_the_watchdog_shows_all_stacks(appliance: ApplianceProcess) -> None:
+    """When systemd aborts a process that hangs as a whole, the journal has where each thread was."""
+    appliance.start()
+    os.kill(appliance.pid, signal.SIGABRT)
+    wait_until(lambda: not appliance.is_running, "it has ended", STOP_S)
+    log = appliance.log.read_text()
+    assert "Fatal Python error: Aborted" in log
+    assert "ingest.py" in log
+    appliance.kill()
+
+
 def test_second_daemon_on_the_same_directory(appliance: ApplianceProcess, tmp_path: Path) -> None:
     """Only one process owns a data directory: the other one says so in one line and exits with 73."""
     appliance.start()
