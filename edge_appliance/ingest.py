@@ -151,7 +151,7 @@ class Ingest:
     def seal(self) -> None:
         """Cut the open segment, after `run` has ended: what has no log is only safe in parts."""
         if not self._buffer.state.open.is_empty:
-            self._cut()
+            self.cut()
 
     def run(self) -> None:
         """Commit groups until `stop`."""
@@ -160,14 +160,14 @@ class Ingest:
             if not self._has_log():
                 self._stopping.wait(RETRY_S[-1])
                 continue
-            self._cut_if_due(time.monotonic())
+            self.cut_if_due(time.monotonic())
             self._rejects.sync_if_due()
             if self._has_room():
                 group = self._inbox.take(TICK_S)
                 if group is not None:
-                    self._commit(group)
+                    self.commit(group)
             if self._sync_interval_passed(time.monotonic()):
-                self._sync_late()
+                self.sync_late()
 
     # Room: nothing is taken that could not be stored
 
@@ -179,7 +179,7 @@ class Ingest:
             return True
         self._health.hold("room", reason)
         if not self._buffer.state.sealed and not self._buffer.state.open.is_empty:
-            self._cut()  # the only thing that can free memory and log is to persist what is open
+            self.cut()  # the only thing that can free memory and log is to persist what is open
         self._buffer.wait_for_change(TICK_S)
         return False
 
@@ -204,7 +204,8 @@ class Ingest:
 
     # One group
 
-    def _commit(self, group: Group) -> None:
+    def commit(self, group: Group) -> None:
+        """Durable, then visible, then acknowledged; on a disk that takes nothing, none of it."""
         started_s = time.monotonic()
         fresh, keys, acks = unknown_deliveries(group.deliveries, self._recent)
         if len(fresh) < len(group.deliveries):
@@ -268,7 +269,7 @@ class Ingest:
     def _sync_interval_passed(self, now_s: float) -> bool:
         return self._settings.sync == "interval" and now_s - self._last_sync_s >= INTERVAL_SYNC_S
 
-    def _sync_late(self) -> None:
+    def sync_late(self) -> None:
         """Sync groups that were acknowledged before, in `interval` mode."""
         try:
             self._sync()
@@ -323,7 +324,8 @@ class Ingest:
 
     # The cut
 
-    def _cut_if_due(self, now_s: float) -> None:
+    def cut_if_due(self, now_s: float) -> None:
+        """Cut the open segment when it is due by size, age or number of files; `now_s` is the monotonic clock's."""
         segment = self._buffer.state.open
         if segment.is_empty:
             segment.opened_s = now_s
@@ -334,9 +336,10 @@ class Ingest:
             or now_s - segment.opened_s >= settings.segment_max_age_s
             or segment.pairs >= MAX_PAIRS
         ):
-            self._cut()
+            self.cut()
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Seal the open segment and go on in the next log file."""
         self._rejects.sync()
         try:
             self._wal.cut(self._generation())

@@ -161,7 +161,7 @@ def test_redelivery_is_known_after_the_log_file_has_gone(make_core, tmp_path):
     """A persisted segment's file takes its keys to the catalog: cut, persist and two restarts double nothing."""
     core = make_core(persists=True)
     core.commit(core.delivery(b"p v=1", packet_id=5))
-    core.ingest._cut()
+    core.ingest.cut()
     assert core.persister.drain(DEADLINE_S)
     again = core.restart().restart()
     again.commit(again.delivery(b"p v=1", packet_id=5, is_dup=True))
@@ -337,7 +337,7 @@ def test_cut_by_size(make_core):
     core = make_core(segment_max_bytes=1000)
     first = core.wal.segment_id
     core.write(b"\n".join(b"p v=%d %d" % (n, n) for n in range(100)))
-    core.ingest._cut_if_due(time.monotonic())
+    core.ingest.cut_if_due(time.monotonic())
     assert [segment.id for segment in core.sealed] == [first]
     assert core.sealed[0].rank == core.wal.first_sequence - 1
     assert core.wal.segment_id == first + 1
@@ -348,12 +348,12 @@ def test_cut_by_age_counts_from_the_first_row(make_core):
     """A quiet appliance makes no empty segments; an old row is persisted in time."""
     core = make_core(segment_max_age_s=60.0)
     now_s = time.monotonic()
-    core.ingest._cut_if_due(now_s + 1000)
+    core.ingest.cut_if_due(now_s + 1000)
     assert core.sealed == []
     core.write(b"p v=1 1")
-    core.ingest._cut_if_due(now_s + 1030)
+    core.ingest.cut_if_due(now_s + 1030)
     assert core.sealed == []
-    core.ingest._cut_if_due(now_s + 1061)
+    core.ingest.cut_if_due(now_s + 1061)
     assert len(core.sealed) == 1
 
 
@@ -362,7 +362,7 @@ def test_cut_by_number_of_dates(make_core):
     core = make_core()
     day_ns = 86_400_000_000_000
     core.write(b"\n".join(b"p v=1 %d" % (day * day_ns) for day in range(2_001)))
-    core.ingest._cut_if_due(time.monotonic())
+    core.ingest.cut_if_due(time.monotonic())
     assert len(core.sealed) == 1
 
 
@@ -379,7 +379,7 @@ def test_failed_cut_goes_on_in_a_new_file(make_core, monkeypatch):
         return real(path, *arguments, **more)
 
     monkeypatch.setattr("edge_appliance.wal.os.open", fail_once)
-    core.ingest._cut_if_due(time.monotonic() + 10_000)
+    core.ingest.cut_if_due(time.monotonic() + 10_000)
     monkeypatch.undo()
     core.write(b"p v=2 2")
     again = core.restart()
@@ -391,9 +391,9 @@ def test_sync_of_nothing_is_not_counted(make_core):
     """Counted are calls of fdatasync, not looks at whether one is due."""
     core = make_core(sync="interval")
     core.write(b"p v=1 1")
-    core.ingest._sync_late()
+    core.ingest.sync_late()
     count = core.metrics.wal_fsyncs.value()
-    core.ingest._sync_late()
+    core.ingest.sync_late()
     assert core.metrics.wal_fsyncs.value() == count == 1
 
 
@@ -458,11 +458,11 @@ def test_late_sync_that_fails_keeps_the_rows_under_a_rank_of_their_own(make_core
     """In `interval` mode shown rows may be lost to the log: they stay in memory, and no other set gets their rank."""
     core = make_core(sync="interval")
     core.write(b"p v=1 1")
-    core.ingest._cut()
+    core.ingest.cut()
     core.write(b"p v=2 2")
     core.write(b"p v=3 3")
     sync = FailingSync(monkeypatch, 1)
-    core.ingest._sync_late()
+    core.ingest.sync_late()
     core.write(b"p v=4 4")
     assert [row[2] for row in core.rows()] == [1, 2, 3, 4]
     ranks = [segment.rank for segment in core.sealed]
@@ -487,7 +487,7 @@ def test_hold_of_a_late_sync_is_over_with_the_new_file(make_core, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(core.wal, "replace", fail_once)
-    core.ingest._sync_late()
+    core.ingest.sync_late()
     assert failures == []
     assert core.health.held == ""
 

@@ -31,7 +31,7 @@ def wal_paths(core: Core):
 
 
 def cut(core: Core) -> None:
-    core.ingest._cut()
+    core.ingest.cut()
 
 
 def test_everything_committed_is_back(core):

@@ -136,7 +136,7 @@ class Core:
 
     def commit(self, *deliveries: Delivery) -> None:
         """Commit one group, in this thread."""
-        self.ingest._commit(Group(deliveries, "delay"))
+        self.ingest.commit(Group(deliveries, "delay"))
 
     def write(self, *payloads: bytes) -> None:
         """Commit one group of QoS 1 deliveries."""
