@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -75,31 +76,44 @@ class AckOrder:
     """Packet ids of one connection that are not acknowledged yet, in receive order.
 
     The standard wants PUBACKs in the order of the PUBLISHes: a delivery that is not finished holds back the
-    ones behind it.
+    ones behind it. An id may be open more than once: Mosquitto 2.0.11 runs past our Receive Maximum while it drains
+    a long queue, and then uses ids again that we have not acknowledged.
     """
 
     def __init__(self) -> None:
-        # A dict keeps its order of insertion; the value says whether the delivery is finished.
-        self._open: dict[int, bool] = {}
+        self._order: deque[int] = deque()
+        self._open: dict[int, int] = {}
+        """How often each id is in `_order`."""
+        self._finished: dict[int, int] = {}
+        """How many of those are finished; finishing is in receive order, so it is the first ones."""
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._order)
 
     def took(self, packet_ids: Iterable[int]) -> None:
         """Remember deliveries that will need an acknowledgement."""
-        self._open.update(dict.fromkeys(packet_ids, False))
+        count = self._open
+        for packet_id in packet_ids:
+            self._order.append(packet_id)
+            count[packet_id] = count.get(packet_id, 0) + 1
 
     def finish(self, packet_ids: Iterable[int]) -> list[int]:
         """Note finished deliveries; return the ids that may be acknowledged now. Unknown ids are ignored."""
-        waiting = self._open
+        order, count, finished = self._order, self._open, self._finished
         for packet_id in packet_ids:
-            if packet_id in waiting:
-                waiting[packet_id] = True
+            done = finished.get(packet_id, 0)
+            if done < count.get(packet_id, 0):
+                finished[packet_id] = done + 1
         ready = []
-        for packet_id, is_finished in waiting.items():
-            if not is_finished:
-                break
+        while order and finished.get(order[0]):
+            packet_id = order.popleft()
             ready.append(packet_id)
-        for packet_id in ready:
-            del waiting[packet_id]
+            _take_one(count, packet_id)
+            _take_one(finished, packet_id)
         return ready
+
+
+def _take_one(counts: dict[int, int], packet_id: int) -> None:
+    left = counts.pop(packet_id) - 1
+    if left:
+        counts[packet_id] = left

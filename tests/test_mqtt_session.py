@@ -97,6 +97,17 @@ def test_unknown_ids_are_ignored() -> None:
     assert order.finish([7]) == [7, 1]
 
 
+def test_id_that_is_open_twice_is_acknowledged_twice() -> None:
+    """A broker that uses an id again before its ack came gets both acks, each in its place."""
+    order = AckOrder()
+    order.took([1, 2, 1, 3])
+    assert order.finish([1]) == [1]
+    assert order.finish([3, 2]) == [2]
+    assert order.finish([1]) == [1, 3]
+    assert order.finish([1, 2]) == []
+    assert len(order) == 0
+
+
 @given(st.permutations(list(range(1, 13))), st.lists(st.integers(0, 12), max_size=4))
 def test_any_order_of_finishing_gives_the_receive_order(finished: list[int], cuts: list[int]) -> None:
     """However deliveries are finished, all acks leave once, in receive order."""

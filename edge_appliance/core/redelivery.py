@@ -13,8 +13,9 @@ from typing import Final
 
 from edge_appliance.core.delivery import DIGEST_BYTES, Ack, Delivery, DeliveryKey
 
-MAX_KEYS: Final = 8_192
-"""Keys that are remembered: twice the default window of messages that a broker may have on the way to us."""
+MAX_KEYS: Final = 16_384
+"""Keys that are remembered: four times the default window, and a whole group of the smallest messages, which is what a
+broker that does not keep to its window has unacknowledged when the process ends."""
 
 
 class RecentDeliveries:
