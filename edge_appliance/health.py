@@ -124,4 +124,5 @@ class Health:
             return phase.value
         with self._lock:
             held = [f"not acknowledging: {reason}" for reason in self._held.values()]
-            return "; ".join([*held, *self._degraded.values(), *self._facts.values()]) or "running"
+            facts = (fact for key, fact in self._facts.items() if key not in self._degraded)
+            return "; ".join([*held, *self._degraded.values(), *facts]) or "running"

@@ -10,7 +10,7 @@ from typing import Final
 
 MAX_DELAY_S: Final = 30.0
 _FIRST_DELAY_S: Final = 0.5
-_STEADY_S: Final = 60.0
+_STEADY_S: Final = 5.0
 """A link that was up this long counts as good: the next attempt starts from the first delay."""
 
 REFUSED: Final = 0x80
