@@ -103,6 +103,7 @@ class Buffer:
             return State(successor, (*state.sealed, sealed), state.parts)
 
         self.replace(change)
+        sealed.drop_lookups()
         return sealed
 
     # Changes by the workers

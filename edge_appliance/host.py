@@ -7,6 +7,7 @@ tree of their own; psutil answers for the physical machine. Nothing here is reme
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import resource
@@ -57,6 +58,13 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
 def rss_bytes() -> int:
     """Resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
+
+
+def release_free_memory() -> None:
+    """Hand memory that was freed back to the system, where the C library can (glibc): it would keep most of it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def raise_open_files_limit() -> None:

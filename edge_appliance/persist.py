@@ -40,6 +40,7 @@ from edge_appliance.core.merge import SLICE_BYTES, sort_and_merge
 from edge_appliance.core.parts import Part, encode_name, part_name
 from edge_appliance.errors import DiskError, EdgeError
 from edge_appliance.health import Health
+from edge_appliance.host import release_free_memory
 from edge_appliance.metrics import Metrics
 from edge_appliance.parquet_file import PartFooter, write_part
 from edge_appliance.quarantine import count_files
@@ -387,6 +388,7 @@ class Persister:
                 with self._changed:
                     self._committed.discard(segment_id)
                     self._changed.notify_all()
+        release_free_memory()
         return ""
 
     def _droppable(self) -> int | None:

@@ -246,6 +246,7 @@ class Replay:
             self._drop(segment.id)
             return
         segment.seal(rank)
+        segment.drop_lookups()
         self._buffer.replace(lambda state: replace(state, sealed=(*state.sealed, segment)))
         self._done.segments.append(segment)
         while not self._buffer.has_room():

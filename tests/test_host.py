@@ -141,3 +141,8 @@ def test_real_host():
     assert host.usable_cores() >= 1
     assert 0 < host.rss_bytes() < host.usable_memory_bytes()
     assert 0 < host.available_memory_bytes() <= psutil.virtual_memory().total
+
+
+def test_release_free_memory_is_harmless():
+    """It may be called at any time, with any C library."""
+    host.release_free_memory()

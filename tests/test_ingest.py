@@ -2,9 +2,11 @@
 
 import base64
 import errno
+import gc
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -330,6 +332,22 @@ def test_full_buffer_holds_until_a_persist_frees_it(make_core, monkeypatch):
     core.ingest.stop()
     thread.join(DEADLINE_S)
     assert core.metrics.lines.value() == 60 * 300
+
+
+def test_persisted_rows_are_freed_without_the_collector(make_core):
+    """Memory goes with the last reader: a busy process may not run its collector for hours."""
+    core = make_core(persists=True)
+    gc.collect()
+    gc.disable()
+    try:
+        core.write(*(b"p,uid=u%d v=1 %d" % (n, n) for n in range(50)), b"broken", b'q s="x" 1\nq s="y" 2')
+        segment = weakref.ref(core.buffer.state.open)
+        core.ingest.cut()
+        core.sealed.clear()
+        assert core.persister.drain(DEADLINE_S)
+        wait_until(lambda: segment() is None)
+    finally:
+        gc.enable()
 
 
 def test_cut_by_size(make_core):

@@ -125,7 +125,7 @@ def parse(payload: bytes, context: Context) -> Parsed:
         return Parsed([], [_invalid_utf8(text, bad_at)], len(text) != len(payload), 0)
     reader = _reader(context, is_replay=False)
     reader.read(split(text))
-    return Parsed(reader.lines, reader.errors, len(text) != len(payload), reader.non_finite)
+    return reader.finish(is_sanitised=len(text) != len(payload))
 
 
 def parse_alike(payload: bytes, context: Context) -> tuple[Head, Shape, Sequence[Value], int] | None:
@@ -159,7 +159,7 @@ def parse_spans(spans: Sequence[bytes], context: Context) -> Parsed:
                 reader.read([(number, span)])
             else:
                 reader.errors.append(_invalid_utf8(span, bad_at)._replace(line=number, column=bad_at + 1))
-    return Parsed(reader.lines, reader.errors, False, reader.non_finite)
+    return reader.finish(is_sanitised=False)
 
 
 def locate_field(span: bytes, name: str) -> int:
@@ -197,15 +197,21 @@ class _Reader:
         self.is_replay = is_replay
         self.unit_ns = NS_PER_UNIT.get(context.precision, 0)
         """0: by magnitude."""
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin with the next delivery, under the times that the context has now."""
         self.heads: dict[bytes, Head] = {}
         """Heads that were new in this delivery."""
         self.lines: list[Line] = []
         self.errors: list[LineError] = []
         self.non_finite = 0
+        self.begin()
+
+    def finish(self, *, is_sanitised: bool) -> Parsed:
+        """Give the delivery's result away: a reader that waits for the next one must not hold on to it."""
+        parsed = Parsed(self.lines, self.errors, is_sanitised, self.non_finite)
+        self.heads, self.lines, self.errors, self.non_finite = {}, [], [], 0
+        return parsed
+
+    def begin(self) -> None:
+        """Begin with the next delivery, under the times that the context has now."""
         self.first_ns, self.last_ns = INT64_MIN, INT64_MAX
         context = self.context
         if not self.is_replay and context.min_time_ns is not None:

@@ -209,8 +209,17 @@ class Segment:
         self._undo.clear()
 
     def seal(self, rank: int) -> None:
-        """End the segment: its rows have `rank` from now on, and lookups are let go."""
+        """End the segment: its rows have `rank` from now on."""
         self.rank = rank
+
+    def drop_lookups(self) -> None:
+        """Let go of what only appending needs; it is a large part of a segment with many series.
+
+        The tables of heads are emptied, not just left: parser contexts and their readers know each other, so they
+        live on until the collector comes, and rows must not live on with them.
+        """
+        for heads in self.heads.values():
+            heads.clear()
         self.heads.clear()
         self.contexts.clear()
         for buffer in self.tables.values():
