@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 import time
-import weakref
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from core_harness import DEADLINE_S, Core
 
 from edge_appliance import durable
 from edge_appliance.core.delivery import LineError, Origin, Reason
+from edge_appliance.core.segment import TableBuffer
 from edge_appliance.dead_letters import read_dead_letters
 from edge_appliance.errors import DiskError
 
@@ -337,15 +337,19 @@ def test_full_buffer_holds_until_a_persist_frees_it(make_core, monkeypatch):
 def test_persisted_rows_are_freed_without_the_collector(make_core):
     """Memory goes with the last reader: a busy process may not run its collector for hours."""
     core = make_core(persists=True)
+
+    def buffers() -> list[TableBuffer]:
+        return [o for o in gc.get_objects() if isinstance(o, TableBuffer) and o.schema.name == "freed"]
+
     gc.collect()
     gc.disable()
     try:
-        core.write(*(b"p,uid=u%d v=1 %d" % (n, n) for n in range(50)), b"broken", b'q s="x" 1\nq s="y" 2')
-        segment = weakref.ref(core.buffer.state.open)
+        core.write(b"broken", b"\n".join(b'freed,uid=u%d v=1,s="x" %d' % (n, n) for n in range(50)))
+        assert len(buffers()) == 1
         core.ingest.cut()
         core.sealed.clear()
         assert core.persister.drain(DEADLINE_S)
-        wait_until(lambda: segment() is None)
+        wait_until(lambda: not buffers())
     finally:
         gc.enable()
 

@@ -906,3 +906,12 @@ def test_time_out_of_range_says_how_it_was_read(precision, word, text):
     (error,) = parse(b"p v=1 " + word, Context(precision, 1_700_000_000 * 10**9, **borders)).errors
     assert error.reason is Reason.TIME_OUT_OF_RANGE
     assert text in error.message
+
+
+def test_parse_leaves_nothing_of_a_delivery_behind():
+    """A context that waits for its next message does not hold the rows of the last one."""
+    settings = Context("ns", 1)
+    parsed = parse(b"p v=1\np v=x\np v=nan,w=1", settings)
+    assert (len(parsed.lines), len(parsed.errors), parsed.non_finite) == (2, 1, 1)
+    assert [(r.lines, r.errors, r.heads) for r in settings.readers.values()] == [([], [], {})]
+    assert parse(b"q v=1", settings).non_finite == 0
