@@ -32,7 +32,7 @@ from edge_appliance.health import Health, ReplayProgress
 from edge_appliance.metrics import Metrics
 from edge_appliance.quarantine import count_files
 from edge_appliance.wal import Wal
-from edge_appliance.wal_file import EMPTY_FILE, WalFile
+from edge_appliance.wal_file import WalFile
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Replay:
 
     def run(self, files: Sequence[WalFile]) -> Replayed | None:
         """Replay `files` in order; None when the process is asked to stop meanwhile. Raises DiskError."""
-        self._note_quarantined(files[-1].path.name if files else "")
+        self._note_quarantined()
         self._progress = ReplayProgress(total_bytes=sum(file.size_bytes for file in files))
         self._health.replayed(self._progress)
         if files:
@@ -297,12 +297,8 @@ class Replay:
         self._metrics.wal_damaged.add()
         self._health.degrade("wal_hole", text)
 
-    def _note_quarantined(self, newest: str) -> None:
+    def _note_quarantined(self) -> None:
         for error in self._wal.quarantined:
-            if error.reason == EMPTY_FILE and error.what > newest:
-                # Cut off while it was made: its header is synced with its first group, so it never had one.
-                _log.info("%s; the last start ended before it was used", error)
-                continue
             _log.warning("%s; it is kept in %s", error, self._quarantine_dir)
             self._metrics.wal_damaged.add()
             self._health.degrade("wal_quarantined", f"{error}; it is kept in {self._quarantine_dir}")

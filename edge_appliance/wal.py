@@ -32,7 +32,16 @@ from edge_appliance.core.wal_record import group_rows
 from edge_appliance.core.wal_scan import Damage
 from edge_appliance.errors import DiskError, FormatError, NewerFormatError
 from edge_appliance.quarantine import Quarantine
-from edge_appliance.wal_file import SUFFIX, FileBytes, FileWalk, WalFile, file_name, maybe_segment_id, open_file
+from edge_appliance.wal_file import (
+    EMPTY_FILE,
+    SUFFIX,
+    FileBytes,
+    FileWalk,
+    WalFile,
+    file_name,
+    maybe_segment_id,
+    open_file,
+)
 
 _SALT_BYTES: Final = 4
 
@@ -111,10 +120,12 @@ class Wal:
     def files(self) -> list[WalFile]:
         """Existing files in order of their ids; files without anything to replay are moved to quarantine.
 
+        An empty newest file is removed: its header is synced with its first group, so it was cut off before it had one.
         Raises NewerFormatError when a later release wrote one, since skipping it would lose its rows.
         """
         found: list[WalFile] = []
-        for path in self._listed(self._directory):
+        listed = list_directory(self._directory)
+        for path in listed:
             self._last_id = max(self._last_id, maybe_segment_id(path.name) or 0)
             if path.suffix != SUFFIX:
                 continue
@@ -123,12 +134,16 @@ class Wal:
             except NewerFormatError:
                 raise
             except FormatError as error:
+                if error.reason == EMPTY_FILE and path == listed[-1]:
+                    with suppress(DiskError):
+                        durable.remove(path)
+                    continue
                 self.quarantined.append(error)
                 self._quarantine.take(path)
             except DiskError as error:
                 if error.errno != errno.ENOENT:  # dropped meanwhile
                     raise
-        for path in self._listed(self._quarantine.directory):
+        for path in list_directory(self._quarantine.directory):
             self._last_id = max(self._last_id, maybe_segment_id(path.name) or 0)
         self._sizes = {file.id: file.size_bytes for file in found}
         for file in found:
@@ -383,12 +398,3 @@ class Wal:
         with suppress(OSError):
             os.close(active.fd)
         self._sizes[active.id] = active.end
-
-    @staticmethod
-    def _listed(directory: Path) -> list[Path]:
-        try:
-            return sorted(directory.iterdir())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise DiskError("list", str(directory), error) from error

@@ -73,6 +73,16 @@ def open_file(path: Path) -> WalFile:
         return WalFile(path, segment_id, file.size_bytes, header, header.salt)
 
 
+def list_directory(directory: Path) -> list[Path]:
+    """Paths in a directory by name, which for log files is their order; none when it is missing. Raises DiskError."""
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DiskError("list", str(directory), error) from error
+
+
 class FileWalk:
     """Iterates once over the frames and the damage of a file; afterwards `end` says where it ends.
 

@@ -227,6 +227,7 @@ def test_empty_newest_file_is_no_damage(core):
     again = Core(core.root)
     assert len(again.rows()) == 1
     assert again.health.degraded == {}
+    assert list(again.paths.quarantine.iterdir()) == []
     assert again.wal.segment_id > 99
     again.abandon()
 

@@ -499,10 +499,25 @@ def test_use_out_of_order_is_refused(tmp_path):
 # Damage
 
 
-@pytest.mark.parametrize("size", [0, 1, 64, 4095, 4096, 9000])
+def test_empty_newest_file_is_removed_and_an_older_one_kept(tmp_path):
+    """A crash while a file is made leaves its bare name, which had no record; an emptied older file is evidence."""
+    wal = started(tmp_path)
+    commit(wal, b"a")
+    wal.close()
+    wal_path(tmp_path, 0).touch()
+    wal_path(tmp_path, 2).touch()
+    again = make(tmp_path)
+    assert [file.id for file in again.files()] == [1]
+    assert [error.what for error in again.quarantined] == [file_name(0)]
+    assert quarantined(tmp_path) == [file_name(0)]
+    assert not wal_path(tmp_path, 2).exists()
+    assert again.last_segment_id == 2
+
+
+@pytest.mark.parametrize("size", [1, 64, 4095, 4096, 9000])
 @pytest.mark.parametrize("content", [b"\0", b"\xff", b"EDGEWAL\n"], ids=["zeros", "ones", "magic"])
 def test_file_without_records_is_quarantined(tmp_path, size, content):
-    """Empty, short and garbage files are kept for a person, counted, and no reason not to start."""
+    """Short and garbage files are kept for a person, counted, and no reason not to start."""
     wal = started(tmp_path)
     commit(wal, b"a")
     wal.close()
