@@ -12,13 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edge_appliance import durable
 from edge_appliance.core.wal_frame import (
-    BLOCK_BYTES,
     FORMAT_VERSION,
     FileHeader,
     Frame,
@@ -32,6 +30,7 @@ from edge_appliance.core.wal_record import group_rows
 from edge_appliance.core.wal_scan import Damage
 from edge_appliance.errors import DiskError, FormatError, NewerFormatError
 from edge_appliance.quarantine import Quarantine
+from edge_appliance.wal_active import ActiveFile
 from edge_appliance.wal_file import (
     EMPTY_FILE,
     SUFFIX,
@@ -39,48 +38,12 @@ from edge_appliance.wal_file import (
     FileWalk,
     WalFile,
     file_name,
+    list_directory,
     maybe_segment_id,
     open_file,
 )
 
 _SALT_BYTES: Final = 4
-
-
-@dataclass(slots=True)
-class _Active:
-    """The file that is appended to."""
-
-    id: int
-    path: Path
-    fd: int
-    salt: int
-    first_sequence: int
-    previous: Predecessor | None
-    next_sequence: int
-    durable_sequence: int
-    end: int = BLOCK_BYTES
-    """Behind the last whole frame; nothing else is ever written over."""
-    durable_length: int = 0
-    """0 until the first sync: the header is synced with the first group."""
-    last_crc: int = 0
-    durable_crc: int = 0
-    is_poisoned: bool = False
-    """Set for good by a failed sync, or a failed write that could not be cut back."""
-
-    def check(self, operation: str) -> None:
-        """Raise DiskError when nothing may be done to this file any more."""
-        if self.is_poisoned:
-            cause = OSError(errno.EIO, "an earlier write or sync of this file failed")
-            raise DiskError(operation, str(self.path), cause)
-
-    def give_up(self) -> None:
-        """Never touch the file again, after taking away what was not durable."""
-        self.is_poisoned = True
-        # The page cache may show records that the disk never took; a restart would believe them. The successor's
-        # header says the same for good, so it does not matter whether this succeeds.
-        with suppress(OSError):
-            os.ftruncate(self.fd, self.durable_length)
-        self.end = self.durable_length
 
 
 class Wal:
@@ -108,7 +71,7 @@ class Wal:
         self._is_synced = sync
         self._clock_ns = clock_ns
         self._compress = compress
-        self._active: _Active | None = None
+        self._active: ActiveFile | None = None
         self._sizes: dict[int, int] = {}
         self._ends: dict[int, Predecessor] = {}
         self._last_id = 0
@@ -120,8 +83,8 @@ class Wal:
     def files(self) -> list[WalFile]:
         """Existing files in order of their ids; files without anything to replay are moved to quarantine.
 
-        An empty newest file is removed: its header is synced with its first group, so it was cut off before it had one.
-        Raises NewerFormatError when a later release wrote one, since skipping it would lose its rows.
+        An empty newest one is removed: a header is synced with its first group, so there was none. Raises
+        NewerFormatError when a later release wrote a file, since skipping it would lose its rows.
         """
         found: list[WalFile] = []
         listed = list_directory(self._directory)
@@ -334,12 +297,14 @@ class Wal:
         return self._last_id
 
     @property
-    def _current(self) -> _Active:
+    def _current(self) -> ActiveFile:
         if self._active is None:
             raise ValueError("the log has not been started")
         return self._active
 
-    def _create(self, segment_id: int, first_sequence: int, generation: int, previous: Predecessor | None) -> _Active:
+    def _create(
+        self, segment_id: int, first_sequence: int, generation: int, previous: Predecessor | None
+    ) -> ActiveFile:
         # Used up whatever happens: a name that failed half-way must not come back with other content.
         self._last_id = max(self._last_id, segment_id)
         path = self._directory / file_name(segment_id)
@@ -370,9 +335,9 @@ class Wal:
                 path.unlink()
             raise
         durable_sequence = first_sequence - 1
-        return _Active(segment_id, path, fd, salt, first_sequence, previous, first_sequence, durable_sequence)
+        return ActiveFile(segment_id, path, fd, salt, first_sequence, previous, first_sequence, durable_sequence)
 
-    def _write(self, active: _Active, kind: FrameType, payload: bytes, sequence: int) -> None:
+    def _write(self, active: ActiveFile, kind: FrameType, payload: bytes, sequence: int) -> None:
         active.check("write")
         frame = encode_frame(
             kind,
@@ -394,7 +359,7 @@ class Wal:
         active.end += len(frame)
         active.last_crc = frame_crc(frame)
 
-    def _close(self, active: _Active) -> None:
+    def _close(self, active: ActiveFile) -> None:
         with suppress(OSError):
             os.close(active.fd)
         self._sizes[active.id] = active.end
