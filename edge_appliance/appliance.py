@@ -24,7 +24,7 @@ from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DEFAULT_MAX_BYTES, DeadLetters
-from edge_appliance.errors import PathError
+from edge_appliance.errors import DiskError, PathError
 from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import HttpServer, build_app, serve
 from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
@@ -359,7 +359,10 @@ class Appliance:
         self._persister.close()
         self._uploader.close()
         self._wal.close()
-        self._dead_letters.close()
+        try:
+            self._dead_letters.close()
+        except DiskError as error:  # the rest must be closed all the same
+            _log.warning("%s; the last rejected lines may be lost in a power cut", error)
         self._sql.close()
         self._catalog.close()
         self._lock.release()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import http.client
-import json
 import logging
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from http_fakes import NoEngine, NoInbox, Reply
 
-from edge_appliance.core.delivery import ArrivalClock, Delivery
+from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.errors import PathError
 from edge_appliance.health import Health, Phase, ReplayProgress
 from edge_appliance.http.app import build_app, serve
@@ -29,41 +29,6 @@ pytestmark = pytest.mark.integration
 DEADLINE_S = 10.0
 STARTED_NS = 1_700_000_000 * 10**9
 PATHS = ("/ping", "/health", "/ready", "/metrics", "/api/v1/status")
-
-
-class NoInbox:
-    """No write is sent here."""
-
-    is_full = False
-
-    def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Refuse."""
-        raise AssertionError
-
-    def withdraw(self, delivery: Delivery) -> bool:
-        """Refuse."""
-        raise AssertionError
-
-
-class NoEngine:
-    """No query is asked here."""
-
-    def run(self, database: str, sql: str, params: Mapping[str, Any] | None = None, *, cancel: threading.Event) -> Any:
-        """Refuse."""
-        raise AssertionError
-
-
-class Reply(NamedTuple):
-    """What came back."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """The decoded body."""
-        return json.loads(self.body)
 
 
 class Client:

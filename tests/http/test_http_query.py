@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+from http_fakes import NoInbox, Reply
 
-from edge_appliance.core.delivery import ArrivalClock, Delivery
+from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.errors import QueryError, QueryFault
 from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import build_app, serve
@@ -74,33 +75,6 @@ class FakeEngine:
         self.threads.append(threading.current_thread())
         self.cancels.append(cancel)
         return self.answer()
-
-
-class NoInbox:
-    """No write is sent here."""
-
-    is_full = False
-
-    def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Refuse."""
-        raise AssertionError
-
-    def withdraw(self, delivery: Delivery) -> bool:
-        """Refuse."""
-        raise AssertionError
-
-
-class Reply(NamedTuple):
-    """What came back."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """The decoded body."""
-        return json.loads(self.body)
 
 
 class Client:

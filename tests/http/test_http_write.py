@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import uvloop
+from http_fakes import NoEngine, Reply
 
 from edge_appliance.core.delivery import ArrivalClock, Delivery, DeliveryResult, LineError, Reason
 from edge_appliance.health import Health, Phase, ReplayProgress
@@ -104,27 +105,6 @@ class FakeInbox:
                 assert self.loop is not None
                 assert delivery.on_done is not None
                 self.loop.call_soon_threadsafe(delivery.on_done, self.answer(delivery))
-
-
-class NoEngine:
-    """No query is asked here."""
-
-    def run(self, database: str, sql: str, params: Mapping[str, Any] | None = None, *, cancel: threading.Event) -> Any:
-        """Refuse."""
-        raise AssertionError
-
-
-class Reply(NamedTuple):
-    """What came back."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """The decoded body."""
-        return json.loads(self.body)
 
 
 class Client:
