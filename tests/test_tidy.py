@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 60
 
 ONLY_IMPORTERS = {
     "paho": {"mqtt"},
-    "sqlite3": {"catalog"},
+    "sqlite3": {"catalog", "catalog_file"},
     "pyarrow.parquet": {"parquet_file"},
     "datafusion": {"sql"},
     "aiohttp": {"http"},
