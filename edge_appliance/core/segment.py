@@ -43,6 +43,7 @@ class TableBuffer:
         "chunks",
         "days",
         "frozen_bytes",
+        "lease",
         "mark",
         "max_time_ns",
         "min_time_ns",
@@ -73,6 +74,13 @@ class TableBuffer:
         self.min_time_ns = MAX_NS
         self.max_time_ns = MIN_NS
         self.days: set[int] = set()
+        self.lease: object = None
+        """What readers of its chunks hold, for the accounts of memory; None while there was none."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the visible rows and values."""
+        return self.frozen_bytes + self.tail_bytes_mark
 
     def row_set(self, rank: int) -> RowSet | None:
         """Picture of the visible rows; None when there are none."""
@@ -90,7 +98,7 @@ class TableBuffer:
             chunks,
             self.min_time_ns,
             self.max_time_ns,
-            self.frozen_bytes + self.tail_bytes_mark,
+            self.size_bytes,
         )
 
 
@@ -112,14 +120,15 @@ class Segment:
         """Buffers that got rows beyond their mark, in order."""
         self._keys: list[DeliveryKey | None] = []
         """Of its deliveries: whoever drops its log file must keep the last ones."""
+        self._has_published = False
         self.series_bytes = 0
         self._size_bytes = 0
         self._undo: list[tuple[dict[Any, Any], Any, list[Tags] | None]] = []
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row was ever published."""
-        return not any(buffer.chunks or buffer.mark for buffer in self.tables.values())
+        """Whether no row was ever published. One whose rows were all set aside still owns its log file."""
+        return not self._has_published
 
     @property
     def size_bytes(self) -> int:
@@ -200,13 +209,30 @@ class Segment:
             buffer.series_mark = len(buffer.series)
             self._size_bytes += buffer.tail_bytes - buffer.tail_bytes_mark
             buffer.tail_bytes_mark = buffer.tail_bytes
+            self._has_published = True
         for buffer, chunk in frozen:
-            buffer.chunks = (*buffer.chunks, chunk)
-            self._size_bytes += chunk.size_bytes - buffer.tail_bytes
-            buffer.frozen_bytes += chunk.size_bytes
-            buffer.tail, buffer.mark, buffer.tail_bytes, buffer.tail_bytes_mark = Tail(), 0, 0, 0
+            self._put_frozen(buffer, chunk)
         self.touched.clear()
         self._undo.clear()
+
+    def freeze(self, buffer: TableBuffer) -> None:
+        """Make a chunk of all rows of the tail, which must be visible."""
+        if buffer.mark:
+            self._put_frozen(buffer, buffer.tail.freeze())
+
+    def _put_frozen(self, buffer: TableBuffer, chunk: Chunk) -> None:
+        buffer.chunks = (*buffer.chunks, chunk)
+        self._size_bytes += chunk.size_bytes - buffer.tail_bytes
+        buffer.frozen_bytes += chunk.size_bytes
+        buffer.tail, buffer.mark, buffer.tail_bytes, buffer.tail_bytes_mark = Tail(), 0, 0, 0
+
+    def replace_chunks(self, buffer: TableBuffer, count: int, rest: Sequence[Chunk]) -> int:
+        """Put what is left of the first `count` chunks in their place; returns the bytes that this frees."""
+        freed = sum(chunk.size_bytes for chunk in buffer.chunks[:count]) - sum(chunk.size_bytes for chunk in rest)
+        buffer.chunks = (*rest, *buffer.chunks[count:])
+        buffer.frozen_bytes -= freed
+        self._size_bytes -= freed
+        return freed
 
     def seal(self, rank: int) -> None:
         """End the segment: its rows have `rank` from now on."""
