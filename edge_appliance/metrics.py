@@ -172,6 +172,7 @@ class Metrics:
         self.buffer_limit = g("buffer_limit_bytes", "Limit of the buffer.")
         self.segments = g("segments", "Segments in memory, by state.", ["state"])
         self.persisted_rows = c("persisted_rows_total", "Rows written to parts.")
+        self.set_asides = c("set_asides_total", "Times that rows of the open segment were persisted early.")
         self.persist_failures = c("persist_failures_total", "Persist jobs that failed and will be tried again.")
         self.persist_seconds = h("persist_seconds", "Time of one segment's persist.")
         self.parts = g("parts", "Live parts, by state.", ["state"])

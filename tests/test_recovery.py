@@ -14,7 +14,6 @@ from edge_appliance.core.parts import Part, part_name
 from edge_appliance.core.wal_frame import BLOCK_BYTES, FrameType
 from edge_appliance.core.wal_record import GroupRecord, encode_group
 from edge_appliance.errors import DiskError
-from edge_appliance.persist import _Job
 from edge_appliance.reconcile import open_catalog
 from edge_appliance.recovery import Replay
 from edge_appliance.store import DirectoryStore
@@ -132,10 +131,9 @@ def test_crash_before_commit_keeps_the_rows_in_the_log(core):
     (segment,) = core.sealed
     rows = core.rows()
     # The steps before the commit, as a kill would leave them.
-    job = _Job(segment, 0.0, {("edge", "p"): segment.row_sets()[0]})
-    assert core.persister._write_all(job) == ""
-    core.persister._publish(job)
-    orphan = core.paths.spool / part_name(job.parts[0])
+    parts = core.persister._writer.write(segment.id, segment.row_sets()[0])
+    core.persister._writer.publish(parts)
+    orphan = core.paths.spool / part_name(parts[0])
     assert orphan.exists()
     core.abandon()
     catalog = open_catalog(core.paths, DirectoryStore(core.root / "store"), "gw-test", core.health)
