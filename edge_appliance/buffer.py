@@ -106,9 +106,14 @@ class Buffer:
 
         self.replace(change)
 
-    def publish(self) -> None:
-        """Move the mark of the open segment over all appended rows, and show the definitions they added."""
-        frozen = self._state.open.freeze_large_tails()
+    def publish(self) -> int:
+        """Move the mark of the open segment over all appended rows, and show the definitions they added.
+
+        Returns the bytes that the buffer grew by.
+        """
+        segment = self._state.open
+        frozen = segment.freeze_large_tails()
+        before_bytes = self._held[segment].size_bytes if segment in self._held else 0
 
         def change(state: State) -> State:
             self.schema.commit()
@@ -117,6 +122,7 @@ class Buffer:
             return state
 
         self.replace(change)
+        return segment.size_bytes - before_bytes
 
     def cut(self, successor: Segment, rank: int | None = None) -> Segment:
         """Seal the open segment with the rank its rows get, open `successor`; returns the sealed one.

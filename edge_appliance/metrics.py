@@ -170,6 +170,12 @@ class Metrics:
         # Buffer, persist, store
         self.buffer_bytes = g("buffer_bytes", "Bytes of rows and series held in memory.")
         self.buffer_limit = g("buffer_limit_bytes", "Limit of the buffer.")
+        self.buffer_effective_limit = g("buffer_effective_limit_bytes", "Limit that the host's free memory allows now.")
+        self.buffer_pinned = g("buffer_pinned_bytes", "Bytes that are persisted and that queries still read.")
+        self.buffer_rate = g("buffer_rate_bytes", "Bytes by which the buffer grows in a second, averaged over 30 s.")
+        self.buffer_seconds_left = g("buffer_seconds_left", "Seconds until the limit in effect at that rate.")
+        self.cool_downs = c("cool_downs_total", "Times that intake stopped because the buffer was full.")
+        self.cool_down_seconds = c("cool_down_seconds_total", "Time for which it was stopped.")
         self.segments = g("segments", "Segments in memory, by state.", ["state"])
         self.persisted_rows = c("persisted_rows_total", "Rows written to parts.")
         self.set_asides = c("set_asides_total", "Times that rows of the open segment were persisted early.")

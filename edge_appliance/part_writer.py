@@ -20,7 +20,8 @@ from edge_appliance.catalog import Catalog
 from edge_appliance.core.columns import RowSet
 from edge_appliance.core.interval import MAX_NS
 from edge_appliance.core.line_text import row_lines
-from edge_appliance.core.merge import SLICE_BYTES, sort_and_merge
+from edge_appliance.core.memory_plan import SLICE_BYTES
+from edge_appliance.core.merge import sort_and_merge
 from edge_appliance.core.parts import Part, encode_name, part_name
 from edge_appliance.core.set_aside import up_to, without_times
 from edge_appliance.errors import DiskError

@@ -32,7 +32,7 @@ from edge_appliance.core.catalog_state import DoneSetAside
 from edge_appliance.core.columns import RowSet
 from edge_appliance.core.delivery import TableKey
 from edge_appliance.core.interval import MAX_NS
-from edge_appliance.core.merge import SLICE_BYTES
+from edge_appliance.core.memory_plan import SLICE_BYTES
 from edge_appliance.core.parts import Part
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.set_aside import SetAside
@@ -100,7 +100,6 @@ class Persister:
         *,
         stations: Sequence[Station] = (),
         on_parts: Callable[[Sequence[Part]], None] = lambda parts: None,
-        on_set_aside: Callable[[SetAside], None] = lambda aside: None,
         slice_bytes: int = SLICE_BYTES,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
@@ -112,8 +111,6 @@ class Persister:
         self._metrics = metrics
         self._on_parts = on_parts
         """Told of parts that are committed and shown: the uploader."""
-        self._on_set_aside = on_set_aside
-        """Told of a set-aside that is persisted: the ingest thread, which notes it in the log."""
         self._first_pause_s = first_pause_s
         self._stop = threading.Event()
         self._writer = PartWriter(
@@ -316,7 +313,6 @@ class Persister:
         done = DoneSetAside(aside.segment_id, aside.rank, *aside.key, aside.time_ns)
         self._catalog.commit_set_aside(done, aside.definitions(), parts).result()
         self._buffer.set_aside_persisted(aside, rest, parts)
-        self._on_set_aside(aside)
         self._metrics.set_asides.add()
 
     def _list_prefix(self, segment: Segment, parts: Sequence[Part]) -> None:

@@ -296,7 +296,7 @@ def test_stop_request_ends_the_replay(core):
         fresh.health,
         fresh.metrics,
         quarantine_dir=fresh.paths.quarantine,
-        persist=lambda segment: None,
+        backlog=fresh.backlog,
         is_stopping=lambda: True,
     )
     assert replay.run([open_file(path) for path in before]) is None
@@ -478,7 +478,7 @@ def test_file_that_cannot_be_kept_does_not_stop_the_start(core, monkeypatch):
     def fail(self, segment, entry, is_covered, done):
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr("edge_appliance.recovery.durable.link_or_copy", refuse)
+    monkeypatch.setattr("edge_appliance.replay_notes.durable.link_or_copy", refuse)
     monkeypatch.setattr(Appender, "_append_entry", fail)
     again = core.restart()
     assert "is not kept" in again.health.degraded["wal_mismatch"]

@@ -22,10 +22,8 @@ import pyarrow.compute as pc
 from edge_appliance.core.columns import ARROW_TYPES, STORED_TYPES, Chunk, RowSet, SeriesTags
 from edge_appliance.core.delivery import ColumnDefinition, Kind
 from edge_appliance.core.interval import MAX_NS
+from edge_appliance.core.memory_plan import SLICE_BYTES
 from edge_appliance.core.parts import DAY_NS, file_column, utc_date
-
-SLICE_BYTES: Final = 32 * 2**20
-"""Raw bytes of one slice: a worker needs about three times as much."""
 
 _SERIES_PER_STEP: Final = 4_096
 """Series whose tags are handled between two Arrow calls: a millisecond of Python."""

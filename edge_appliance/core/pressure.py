@@ -57,7 +57,7 @@ class Rate:
         self._fade(now_s)
         # The weights of a steady stream add up to this much: less than the whole period soon after the start.
         lived_s = max(now_s - self._started_s, RATE_LEAST_S)
-        return self._weighted / (RATE_PERIOD_S * (1 - math.exp(-lived_s / RATE_PERIOD_S)))
+        return max(0.0, self._weighted) / (RATE_PERIOD_S * (1 - math.exp(-lived_s / RATE_PERIOD_S)))
 
     def _fade(self, now_s: float) -> None:
         if now_s > self._seen_s:
