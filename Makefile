@@ -7,12 +7,13 @@
 #   make bench                  measurements     (make bench ARGS="--only a,c --scale 0.1")
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
+#   make stories N=100 SEED=7   many more random orders of writes, set-asides, cuts and restarts than the tests do
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
 
-.PHONY: run test bench lint crash setup
+.PHONY: run test bench lint crash stories setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -32,6 +33,9 @@ lint: setup
 
 crash: setup
 	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py $(ARGS)
+
+stories: setup
+	EDGE_STORIES=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/test_early_persist.py $(ARGS)
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh
