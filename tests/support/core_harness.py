@@ -59,7 +59,7 @@ class Core:
             clock_ns=time.time_ns,
         )
         self.persister = Persister(
-            1,
+            settings.get("workers", 1),
             self.paths.spool,
             self.paths.quarantine,
             self.catalog,
