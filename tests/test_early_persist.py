@@ -181,6 +181,7 @@ def test_set_aside_is_committed_behind_older_segments(make_core, monkeypatch, tm
     fill(core, model)
     core.ingest.set_aside(A)
     assert written.wait(DEADLINE_S)
+    assert not core.persister.drain_set_asides(0.3)
     assert core.buffer.parts() == []
     model.check(engine_of(core, tmp_path / "sql"))
     gate.set()
