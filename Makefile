@@ -7,13 +7,14 @@
 #   make bench                  measurements     (make bench ARGS="--only a,c --scale 0.1")
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
+#   make soak FOR=600           a flood on a machine of 512 MiB for ten minutes
 #   make stories N=100 SEED=7   many more random orders of writes, set-asides, cuts and restarts than the tests do
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
 
-.PHONY: run test bench lint crash stories setup
+.PHONY: run test bench lint crash soak stories setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -34,8 +35,11 @@ lint: setup
 crash: setup
 	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py $(ARGS)
 
+soak: setup
+	EDGE_SOAK_S=$(patsubst %s,%,$(or $(FOR),60)) $(BIN)/pytest -s tests/soak $(ARGS)
+
 stories: setup
-	EDGE_STORIES=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/test_early_persist.py $(ARGS)
+	EDGE_STORIES=$(N) EDGE_PERSISTS=1000 EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/test_early_persist.py $(ARGS)
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh

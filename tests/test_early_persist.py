@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from core_harness import Core
-from row_model import DEADLINE_S, Model, engine_of
+from row_model import DEADLINE_S, Model, columns, engine_of
 
 from edge_appliance import durable, part_writer
 from edge_appliance.core.columns import OPEN_RANK
@@ -23,6 +23,8 @@ SEED = int(os.environ.get("EDGE_CRASH_SEED") or random.SystemRandom().randrange(
 
 STORIES = int(os.environ.get("EDGE_STORIES") or 2)
 """Random stories to be told; `make stories` tells many more."""
+
+PERSISTS = int(os.environ.get("EDGE_PERSISTS") or 40)
 
 
 @pytest.fixture
@@ -450,3 +452,81 @@ def test_any_order_of_writes_set_asides_cuts_and_restarts(make_core, tmp_path, n
     assert core.buffer.state.open.rank == OPEN_RANK
     assert core.buffer.size_bytes == 0, "all that was reserved is given back"
     core.abandon()
+
+
+class Watched:
+    """One table that grows by groups of ten rows, and a loop of queries that looks at it."""
+
+    def __init__(self, core: Core, engine, table: str) -> None:
+        self.table = table
+        self.queries = 0
+        self.wrong = []
+        self._core = core
+        self._engine = engine
+        self._rows = 0
+        self._shown = 0
+        self._is_over = threading.Event()
+        self._asked = threading.Condition()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self):
+        self.write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over.set()
+        self._thread.join(DEADLINE_S)
+
+    def write(self) -> None:
+        """Write a group. Times go back and forth, so that splits go through the middle of chunks."""
+        first, self._rows = self._rows, self._rows + 10
+        times = ((n * 7_919 % 10_007 + n % 3 * 10**6, n) for n in range(first, first + 10))
+        self._core.write("\n".join(f"{self.table} id={n}i {time_ns}" for time_ns, n in times).encode())
+        self._shown += 10
+
+    def wait_for_query(self) -> None:
+        """Wait until one more query has ended."""
+        with self._asked:
+            seen = self.queries
+            assert self._asked.wait_for(lambda: self.queries > seen or not self._thread.is_alive(), DEADLINE_S)
+
+    def _ask(self) -> None:
+        while not self._is_over.is_set():
+            low = self._shown
+            answer = columns(self._engine, f"SELECT count(*), count(DISTINCT id), sum(id) FROM {self.table}")
+            (rows,), (ids,), (total,) = answer
+            high = self._rows
+            if not (rows == ids and rows % 10 == 0 and low <= rows <= high and total == rows * (rows - 1) // 2):
+                self.wrong.append((low, rows, ids, total, high))
+            with self._asked:
+                self.queries += 1
+                self._asked.notify_all()
+
+
+@pytest.mark.slow
+def test_queries_see_each_row_once_through_many_persists(make_core, tmp_path):
+    """A loop of queries beside set-asides, cuts and persists sees whole groups, all of them, and no row twice."""
+    core = make_core()
+    engine = engine_of(core, tmp_path / "sql")
+    done = queries = 0
+    for number in itertools.count():
+        with Watched(core, engine, f"t{number}") as watched:
+            for persist in range(min(60, PERSISTS - done)):
+                for _ in range(3):
+                    watched.write()
+                if persist % 4 == 3:
+                    core.ingest.cut()
+                else:
+                    core.ingest.set_aside(("edge", watched.table))
+                if persist % 2:
+                    watched.wait_for_query()
+                assert core.persister.drain_set_asides(DEADLINE_S)
+                done += 1
+            drained(core)
+        assert watched.wrong == []
+        queries += watched.queries
+        if done == PERSISTS:
+            break
+    assert queries >= PERSISTS // 2
+    print(f"{done} persists, {queries} queries, {len(core.buffer.parts())} parts")
