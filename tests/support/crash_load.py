@@ -30,16 +30,19 @@ def numbers_in(payload: bytes) -> list[int]:
 
 
 class Lines:
-    """Makes payloads of fresh lines; safe to use from several threads."""
+    """Makes payloads of fresh lines; safe to use from several threads. `padding` makes each line that much longer."""
 
-    def __init__(self) -> None:
+    def __init__(self, padding: int = 0) -> None:
         self._numbers = itertools.count(1)
+        self._padding = f',pad="{"x" * padding}"' if padding else ""
 
     def payload(self, source: str) -> bytes:
         """Some lines with times and one without."""
         numbers = [next(self._numbers) for _ in range(LINES_PER_MESSAGE + 1)]
+        pad = self._padding
         lines = [
-            f'timed,source={source} id={n}i,v={n / 4},s="n{n}" {BASE_NS + n * STEP_NS}'.encode() for n in numbers[1:]
+            f'timed,source={source} id={n}i,v={n / 4},s="n{n}"{pad} {BASE_NS + n * STEP_NS}'.encode()
+            for n in numbers[1:]
         ]
         lines.append(f"untimed,source={source} id={numbers[0]}i,v={numbers[0] / 4}".encode())
         return b"\n".join(lines)
