@@ -138,7 +138,7 @@ class Ingest:
 
     def seal(self) -> None:
         """Cut the open segment, after `run` has ended: what has no log is only safe in parts."""
-        if not self._buffer.state.open.is_empty:
+        if self._open_log is None and not self._buffer.state.open.is_empty:
             self.cut()
 
     def run(self) -> None:

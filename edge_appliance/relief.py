@@ -24,6 +24,7 @@ from edge_appliance.core.pressure import (
     Wait,
     choose,
 )
+from edge_appliance.health import Health
 from edge_appliance.memory import PINNED_SHARE
 from edge_appliance.metrics import Metrics
 
@@ -40,6 +41,7 @@ class Relief:
         policy: Policy,
         host_reserve_bytes: int,
         metrics: Metrics,
+        health: Health,
         now_s: float,
         *,
         available_bytes: Callable[[], int] = host.available_memory_bytes,
@@ -56,6 +58,7 @@ class Relief:
         self._decided_s = -math.inf
         self._cool_since_s: float | None = None
         self._metrics = metrics
+        self._health = health
         metrics.buffer_effective_limit.read_from(lambda: self._memory.effective_bytes)
         metrics.buffer_pinned.read_from(lambda: self._memory.account_bytes("pinned"))
 
@@ -73,6 +76,7 @@ class Relief:
         memory.effective_bytes = self._limit.sample(now_s, memory.used_bytes, self._available_bytes())
         situation = self._situation(now_s)
         self._metrics.buffer_rate.set(round(situation.rate))
+        self._health.note("memory", self._cause())
         self._metrics.buffer_seconds_left.set(min(round(situation.seconds_left, 1), FOREVER_S))
         return choose(self._policy, situation)
 
@@ -121,7 +125,7 @@ class Relief:
         full = f"the buffer is full ({memory.used_bytes >> 20} of {memory.configured_bytes >> 20} MiB)"
         return f"read-only: {full} and cannot be persisted: {failure}" if failure else f"cool-down: {full}"
 
-    def cause(self) -> str:
+    def _cause(self) -> str:
         """Why less than the configured limit is in effect; empty when it is not."""
         if not self._limit.is_shrunk:
             return ""

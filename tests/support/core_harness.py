@@ -85,6 +85,7 @@ class Core:
             Policy(settings.get("horizon_s", 300.0), ingest_settings.segment_max_age_s, 1),
             0,
             self.metrics,
+            self.health,
             time.monotonic(),
             available_bytes=lambda: 2**40,
         )
