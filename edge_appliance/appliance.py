@@ -19,7 +19,7 @@ import uvloop
 from edge_appliance import __version__, durable, host
 from edge_appliance.buffer import Buffer
 from edge_appliance.config import Config, describe
-from edge_appliance.core.append import Appender
+from edge_appliance.core.append import KERNEL, Appender
 from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
@@ -125,6 +125,8 @@ class Appliance:
     def _build_core(self) -> None:
         """Wire what stores and finds rows."""
         config, paths, metrics, health = self._config, self._paths, self.metrics, self.health
+        metrics.kernel_compiled.set(KERNEL == "compiled")
+        _log.info("line protocol kernel: %s", KERNEL)
         state = self._catalog.state
         schema = load_schema(state.definitions)
         databases = {route.database for route in config.mqtt.routes}

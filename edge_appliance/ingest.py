@@ -211,10 +211,10 @@ class Ingest:
         if len(fresh) < len(group.deliveries):
             self._metrics.redelivered.add(len(group.deliveries) - len(fresh))
         with self._station.within(APPEND_LIMIT_S):
-            appended, payload = append_group(self._appender, self._buffer.state.open, fresh, keys)
+            appended = append_group(self._appender, self._buffer.state.open, fresh, keys)
         self._rejects.keep(fresh, appended.results)
-        if appended.entries:
-            durable = self._log_group(fresh, keys, appended, payload)
+        if appended.payload:
+            durable = self._log_group(fresh, keys, appended)
             if durable is None:
                 return
             appended = durable
@@ -232,7 +232,7 @@ class Ingest:
         self._metrics.commit_seconds.observe(time.monotonic() - started_s)
 
     def _log_group(
-        self, deliveries: list[Delivery], keys: list[DeliveryKey | None], appended: GroupAppend, payload: bytes
+        self, deliveries: list[Delivery], keys: list[DeliveryKey | None], appended: GroupAppend
     ) -> GroupAppend | None:
         """Make a group durable; after a failure in a new file, with its rows in the new segment.
 
@@ -240,9 +240,9 @@ class Ingest:
         """
         refuse = partial(_refuse_http, deliveries, keys, self._on_committed)
         attempt = 0
-        while appended.entries:  # until it is written, or all of it was refused
+        while appended.payload:  # until it is written, or all of it was refused
             try:
-                self._write(payload)
+                self._write(appended.payload)
                 break
             except DiskError as error:
                 self._metrics.wal_failures.add()
@@ -254,7 +254,7 @@ class Ingest:
                     refuse()
                     return None
                 attempt += 1
-                appended, payload = append_group(self._appender, self._buffer.state.open, deliveries, keys)
+                appended = append_group(self._appender, self._buffer.state.open, deliveries, keys)
         self._health.release("log")
         return appended
 

@@ -143,6 +143,7 @@ class Metrics:
         self.ignored = c("ignored_deliveries_total", "Retained messages that an MQTT 3.1.1 broker replayed, not read.")
         self.redelivered = c("redelivered_total", "Deliveries that the log already held.")
         self.clock_unset = c("clock_unset_total", "Deliveries that arrived before the host clock was set.")
+        self.kernel_compiled = g("kernel_compiled", "1 when lines are read by the compiled kernel, 0 by the reference.")
         self.inbox_bytes = g("inbox_bytes", "Payload bytes waiting for the ingest thread.")
         # Acknowledgements and the broker
         self.acked = c("acked_total", "PUBACKs sent.")

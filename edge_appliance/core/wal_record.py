@@ -55,6 +55,10 @@ _CLOCK_UNSET: Final = 1
 _HAS_KEY: Final = 2
 
 
+LoggedContext = tuple[str, Precision, Tags, Source]
+"""Database, precision, route tags and source: what many entries of a record share."""
+
+
 @dataclass(slots=True)
 class LoggedEntry:
     """One delivery as it is logged: the settings in effect and its accepted lines, each as its cleaned span."""
@@ -96,7 +100,7 @@ class PersistBegin(NamedTuple):
 def encode_group(record: GroupRecord) -> bytes:
     """The payload of a GROUP record, not compressed."""
     entries = record.entries
-    contexts: dict[tuple[str, Precision, Tags, Source], int] = {}
+    contexts: dict[LoggedContext, int] = {}
     places = [contexts.setdefault((e.database, e.precision, e.tags, e.source), len(contexts)) for e in entries]
     keys = [entry.key for entry in entries if entry.key is not None]
     digests = b"".join([key.digest for key in keys])
@@ -106,9 +110,7 @@ def encode_group(record: GroupRecord) -> bytes:
     count, lines = len(entries), len(spans)
     return b"".join(
         (
-            _GROUP.pack(record.parser_version, 0, len(record.definitions), len(contexts), count, len(keys), lines),
-            *map(_encode_definition, record.definitions),
-            *map(_encode_context, contexts),
+            encode_group_head(record.parser_version, record.definitions, list(contexts), count, len(keys), lines),
             struct.pack(f"<{count}q", *[entry.arrival_ns for entry in entries]),
             bytes([entry.clock_unset | (entry.key is not None) << 1 for entry in entries]),
             struct.pack(f"<{count}I", *places),
@@ -120,6 +122,20 @@ def encode_group(record: GroupRecord) -> bytes:
             *spans,
         )
     )
+
+
+def encode_group_head(
+    parser_version: int,
+    definitions: Sequence[TableDefinition],
+    contexts: Sequence[LoggedContext],
+    entries: int,
+    keys: int,
+    lines: int,
+) -> bytes:
+    """The beginning of a GROUP payload, up to the columns of numbers."""
+    counts = (len(definitions), len(contexts), entries, keys, lines)
+    pieces = [*map(_encode_definition, definitions), *map(_encode_context, contexts)]
+    return _GROUP.pack(parser_version, 0, *counts) + b"".join(pieces)
 
 
 def group_rows(payload: bytes) -> int:
@@ -266,7 +282,7 @@ def _decode_definition(cursor: _Cursor) -> TableDefinition:
     return TableDefinition(database, table, columns)
 
 
-def _encode_context(context: tuple[str, Precision, Tags, Source]) -> bytes:
+def _encode_context(context: LoggedContext) -> bytes:
     database, precision, tags, source = context
     return b"".join(
         (
@@ -277,7 +293,7 @@ def _encode_context(context: tuple[str, Precision, Tags, Source]) -> bytes:
     )
 
 
-def _decode_context(cursor: _Cursor) -> tuple[str, Precision, Tags, Source]:
+def _decode_context(cursor: _Cursor) -> LoggedContext:
     database = cursor.text()
     precision, source, tag_count = cursor.unpack(_CONTEXT)
     if precision >= len(PRECISIONS) or source >= len(SOURCES):

@@ -19,7 +19,6 @@ from edge_appliance.core.merge import sort_and_merge
 from edge_appliance.core.parts import Part
 from edge_appliance.core.schema import Schema
 from edge_appliance.core.segment import Segment
-from edge_appliance.core.wal_record import encode_group
 from edge_appliance.health import Health
 from edge_appliance.host import usable_cores
 from edge_appliance.metrics import Metrics
@@ -39,10 +38,8 @@ def parse_and_append(bench: Bench) -> None:
     single = min(seconds(lambda: append(lines)[0]) for _ in range(ROUNDS))
     bodies = [b"\n".join(lines[i : i + 100]) for i in range(0, len(lines), 100)]
     joined = min(seconds(lambda: append(bodies, group=20)[0]) for _ in range(ROUNDS))
-    logged = min(seconds(lambda: append(lines, encode=True)) for _ in range(ROUNDS))
     bench.add("b", "parse + append, one line a message", rate(len(lines), single))
     bench.add("b", "parse + append, 100 lines a message", rate(len(lines), joined))
-    bench.add("b", "parse + append + log record, one line a message", rate(len(lines), logged))
     try:
         from line_protocol_parser import parse_line
     except ImportError:
@@ -54,7 +51,7 @@ def parse_and_append(bench: Bench) -> None:
     bench.add("b", "parse + append against it: one line · 100 lines", f"{peer / single:.2f}x · {peer / joined:.2f}x")
 
 
-def append(payloads: list[bytes], group: int = GROUP, *, encode: bool = False) -> tuple[Segment, Schema]:
+def append(payloads: list[bytes], group: int = GROUP) -> tuple[Segment, Schema]:
     """Append all payloads, group by group, as the ingest thread does."""
     schema = Schema()
     appender, segment = Appender(schema), Segment(1, 1, 0.0)
@@ -64,8 +61,6 @@ def append(payloads: list[bytes], group: int = GROUP, *, encode: bool = False) -
         deliveries = [Delivery(ORIGIN, payload, now_ns + start + i) for i, payload in enumerate(taken)]
         done = appender.append_group(segment, deliveries, [None] * len(deliveries))
         assert done.lines >= len(deliveries), done.results
-        if encode:
-            encode_group(done.record)
         schema.commit()
         segment.publish(segment.freeze_large_tails())
     return segment, schema

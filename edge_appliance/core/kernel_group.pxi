@@ -1,0 +1,210 @@
+# A group of deliveries to rows, errors and the payload for the log; and a logged group to rows.
+
+cdef class Kernel(LineAppender):
+    """Appends to the open segment, by way of the reference where names are added."""
+
+    cdef Py_ssize_t payload_bytes
+    cdef dict contexts              # of the group in work, each with its number
+
+    def __init__(self, owner, limits):
+        super().__init__(owner, limits)
+        self.payload_bytes = limits.payload_bytes
+
+    # A group
+
+    cdef object append_group(self, segment, deliveries, keys):
+        cdef object group = GroupAppend()
+        cdef list results = group.results
+        cdef Py_ssize_t known = len(segment.tables)
+        cdef Py_ssize_t savepoint = self.owner.schema.savepoint
+        cdef Py_ssize_t number
+        if len(keys) != len(deliveries):
+            raise ValueError(f"{len(deliveries)} deliveries, {len(keys)} keys")
+        self._begin(segment)
+        self.log.begin()
+        self.contexts = {}
+        self.is_replay = False
+        self.is_covered = None
+        self.non_finite = self.collisions = 0
+        try:
+            for number in range(len(deliveries)):
+                self._append_delivery(group, results, deliveries[number], keys[number])
+                if number % DELIVERIES_PER_TURN == DELIVERIES_PER_TURN - 1:
+                    with nogil:
+                        pass
+        finally:
+            self._end()
+        group.lines = self.log.lines
+        group.non_finite += self.non_finite
+        group.tag_collisions += self.collisions
+        if self.log.entries:
+            group.payload = self.log.payload(self.owner._definitions(segment, known, savepoint), list(self.contexts))
+        return group
+
+    cdef void _begin(self, segment):
+        self.segment = segment
+        self.touched = []
+        self.call += 1
+
+    cdef int _end(self) except -1:
+        """Tell the buffers what was written to them, and hold on to none of it."""
+        for buffer in self.touched:
+            if buffer.writer is not None:
+                (<TailWriter>buffer.writer).flush()
+        self.touched = []
+        self.segment = None
+        self.place = None
+        self.errors = None
+
+    cdef int _append_delivery(self, group, list results, delivery, key) except -1:
+        cdef bytes payload
+        cdef const char* start
+        cdef const char* end
+        reject = delivery.reject
+        if reject is not None:
+            results.append(DeliveryResult(0, (reject,)))
+            return 0
+        payload = delivery.payload
+        start = payload
+        end = start + len(payload)
+        if end - start > self.payload_bytes or not delivery.accept_partial:
+            return self._append_by_reference(group, delivery, key)
+        if end - start >= 3 and not memcmp(start, <const char*>BYTE_ORDER_MARK, 3):
+            start += 3
+        while end > start and (end - 1)[0] == 0:
+            end -= 1
+        if not is_ascii(start, end - start) and invalid_at(start[:end - start]) >= 0:
+            return self._append_by_reference(group, delivery, key)
+        if end - start != len(payload):
+            group.sanitised += 1
+        self._open_delivery(self._reader_of(delivery.origin), delivery)
+        self._read_lines(start, end)
+        self.log.end_delivery(
+            self.arrival_ns, delivery.clock_unset, self._context_number(), ~self.crc, key
+        )
+        results.append(self._result())
+        return 0
+
+    cdef int _append_by_reference(self, group, delivery, key) except -1:
+        """A delivery that is taken whole or not at all, or that is no text."""
+        cdef list entries = []
+        self._flush()
+        self.owner._append_delivery(self.segment, group, entries, delivery, key)
+        for entry in entries:
+            self.place = (<Reader>self._reader_of(delivery.origin)).place
+            for span in entry.spans:
+                self.log.add_line(<bytes>span, <uint32_t>len(span))
+            self.log.end_delivery(
+                entry.arrival_ns, entry.clock_unset, self._context_number(), entry.times_crc, entry.key
+            )
+        return 0
+
+    cdef int _flush(self) except -1:
+        for buffer in self.touched:
+            if buffer.writer is not None:
+                (<TailWriter>buffer.writer).flush()
+
+    cdef Reader _reader_of(self, origin):
+        cdef Reader reader = self.segment.readers.get(origin)
+        if reader is None:
+            if len(self.segment.readers) >= MAX_CONTEXTS:
+                self.segment.readers.clear()
+            reader = Reader()
+            reader.place = self._place_of(origin.database, origin.precision, origin.tags, origin.source)
+            reader.first_ns = INT64_MIN if origin.min_time_ns is None else max(INT64_MIN, origin.min_time_ns)
+            reader.max_future_ns = origin.max_future_ns
+            self.segment.readers[origin] = reader
+        return reader
+
+    cdef Place _place_of(self, database, precision, route_tags, source):
+        cdef tuple logged = (database, precision, route_tags, source)
+        cdef Place place = self.segment.readers.get(logged)
+        if place is None:
+            place = Place()
+            place.database = database
+            place.route_tags = route_tags
+            place.heads = self.owner._heads(self.segment, database, route_tags)
+            place.unit_ns = NS_PER_UNIT.get(precision, 0)
+            place.precision = precision
+            place.logged = logged
+            self.segment.readers[logged] = place
+        return place
+
+    cdef uint32_t _context_number(self) except? 0:
+        """The number by which this group's payload names the place in work."""
+        cdef Place place = self.place
+        if self.log.lines == self.log.lines_before:
+            return 0    # nothing will be logged
+        if place.logged_in != self.call:
+            # By its value: a place may have been forgotten and made anew since the group began.
+            place.number = self.contexts.setdefault(place.logged, len(self.contexts))
+            place.logged_in = self.call
+        return place.number
+
+    cdef int _open_delivery(self, Reader reader, delivery) except -1:
+        cdef object last_ns = None
+        self.place = reader.place
+        self.arrival_ns = delivery.arrival_ns
+        self.first_ns = reader.first_ns
+        self.last_ns = INT64_MAX
+        if reader.max_future_ns is not None and not delivery.clock_unset:
+            last_ns = delivery.arrival_ns + reader.max_future_ns
+            self.last_ns = min(INT64_MAX, last_ns)
+        self._open_lines()
+
+    cdef void _open_lines(self):
+        self.delivery_stamp += 1
+        self.errors = None
+        self.dates = None
+        self.crc = UINT32_MAX
+        self.lines = self.rows = self.covered = 0
+
+    cdef object _result(self):
+        if self.errors is not None:
+            return DeliveryResult(self.rows, sorted(self.errors))
+        if self.rows == 1:
+            return ONE_ROW
+        result = RESULTS.get(self.rows)
+        if result is None:
+            result = DeliveryResult(self.rows)
+            if self.rows < MOST_RESULTS:
+                RESULTS[self.rows] = result
+        return result
+
+    # A logged group
+
+    cdef int append_entry(self, segment, entry, is_covered, done) except -1:
+        """Append a logged delivery: grammar only, no limits, borders or decisions."""
+        cdef Py_ssize_t number = 0
+        cdef bytes span
+        cdef const char* start
+        cdef Py_ssize_t rows
+        cdef bint is_same = True
+        self._begin(segment)
+        try:
+            self.place = self._place_of(entry.database, entry.precision, entry.tags, entry.source)
+            self.arrival_ns = entry.arrival_ns
+            self.first_ns = INT64_MIN
+            self.last_ns = INT64_MAX
+            self.is_replay = True
+            self.is_covered = is_covered
+            self.has_nul = True     # or not: looked for in each line
+            self._open_lines()
+            for span in entry.spans:
+                number += 1
+                start = span
+                rows = self.rows
+                if is_ascii(start, len(span)) or invalid_at(span) < 0:
+                    self._append_line(number, start, start + len(span), 0)
+                    if self.rows == rows:
+                        del self.errors[len(self.errors) - 1]
+                is_same = is_same and self.rows > rows
+            if not is_same or <uint32_t>~self.crc != <uint32_t>entry.times_crc:
+                done.mismatches.append(f"{len(entry.spans)} logged lines gave {self.rows} rows or other times")
+            errors = self.errors or ()
+            done.mismatches.extend([f"{error.reason}: {error.message}" for error in errors])
+            done.covered += self.covered
+            done.lines += self.rows - self.covered - len(errors)
+        finally:
+            self._end()
+        return 0
