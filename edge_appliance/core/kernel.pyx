@@ -11,6 +11,7 @@ The interpreter's lock is held throughout, and given up between lines of a large
 long for it.
 """
 
+cimport cython
 from cpython cimport array
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
@@ -45,7 +46,7 @@ from edge_appliance.core.line_values import NS_PER_UNIT, time_meaning
 from edge_appliance.core.parts import DAY_NS
 from edge_appliance.core.schema import check_kind
 from edge_appliance.core.segment import ROW_BYTES, VALUE_BYTES
-from edge_appliance.core.wal_record import encode_group_head
+from edge_appliance.core.wal_record import encode_context, encode_definition
 
 ctypedef Py_hash_t (*hashfunc_of_bytes)(const void*, Py_ssize_t)
 

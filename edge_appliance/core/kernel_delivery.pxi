@@ -1,5 +1,6 @@
 # What is known about deliveries before their bytes are read, and small helpers of appending.
 
+@cython.final
 cdef class Place:
     """What deliveries of one database, precision, set of route tags and source share."""
 
@@ -7,12 +8,13 @@ cdef class Place:
     cdef object route_tags
     cdef Index heads
     cdef int64_t unit_ns        # 0: by magnitude
-    cdef tuple logged           # as the log names it
+    cdef bytes logged           # as it stands in the log
     cdef uint64_t logged_in     # the group that names it, and its number there
     cdef uint32_t number
     cdef str precision
 
 
+@cython.final
 cdef class Reader:
     """What is decided about the deliveries of one origin before their bytes are read."""
 

@@ -1,62 +1,70 @@
 # A group of deliveries to rows, errors and the payload for the log; and a logged group to rows.
 
+@cython.final
 cdef class Kernel(LineAppender):
     """Appends to the open segment, by way of the reference where names are added."""
 
     cdef Py_ssize_t payload_bytes
-    cdef dict contexts              # of the group in work, each with its number
+    cdef list added                 # definitions beyond the mark
+    cdef dict readers               # of the segment
 
     def __init__(self, owner, limits):
         super().__init__(owner, limits)
         self.payload_bytes = limits.payload_bytes
+        self.added = owner.schema.added
 
     # A group
 
     cdef object append_group(self, segment, deliveries, keys):
-        cdef object group = GroupAppend()
-        cdef list results = group.results
-        cdef Py_ssize_t known = len(segment.tables)
-        cdef Py_ssize_t savepoint = self.owner.schema.savepoint
+        cdef list results = []
+        cdef bytes payload = b""
+        cdef dict tables = segment.tables
+        cdef Py_ssize_t known = len(tables)
+        cdef Py_ssize_t savepoint = len(self.added)
         cdef Py_ssize_t number
-        if len(keys) != len(deliveries):
-            raise ValueError(f"{len(deliveries)} deliveries, {len(keys)} keys")
+        cdef Py_ssize_t count = len(deliveries)
+        if len(keys) != count:
+            raise ValueError(f"{count} deliveries, {len(keys)} keys")
         self._begin(segment)
+        if len(self.readers) >= MAX_CONTEXTS:
+            self.readers.clear()    # between groups: in one, a context has one number
         self.log.begin()
-        self.contexts = {}
         self.is_replay = False
         self.is_covered = None
-        self.non_finite = self.collisions = 0
+        self.non_finite = self.collisions = self.sanitised = 0
         try:
-            for number in range(len(deliveries)):
-                self._append_delivery(group, results, deliveries[number], keys[number])
+            for number in range(count):
+                self._append_delivery(results, deliveries[number], keys[number])
                 if number % DELIVERIES_PER_TURN == DELIVERIES_PER_TURN - 1:
                     with nogil:
                         pass
         finally:
             self._end()
-        group.lines = self.log.lines
-        group.non_finite += self.non_finite
-        group.tag_collisions += self.collisions
         if self.log.entries:
-            group.payload = self.log.payload(self.owner._definitions(segment, known, savepoint), list(self.contexts))
-        return group
+            if len(tables) == known and len(self.added) == savepoint:
+                payload = self.log.payload(None)
+            else:
+                payload = self.log.payload(self.owner._definitions(segment, known, savepoint))
+        return GroupAppend(payload, results, self.log.lines, self.sanitised, self.non_finite, self.collisions)
 
-    cdef void _begin(self, segment):
+    cdef int _begin(self, segment) except -1:
         self.segment = segment
+        self.readers = segment.readers
+        self.noted = segment.touched
         self.touched = []
         self.call += 1
 
     cdef int _end(self) except -1:
         """Tell the buffers what was written to them, and hold on to none of it."""
-        for buffer in self.touched:
-            if buffer.writer is not None:
-                (<TailWriter>buffer.writer).flush()
-        self.touched = []
+        self._flush()
+        self.touched = None
         self.segment = None
+        self.readers = None
+        self.noted = None
         self.place = None
         self.errors = None
 
-    cdef int _append_delivery(self, group, list results, delivery, key) except -1:
+    cdef int _append_delivery(self, list results, delivery, key) except -1:
         cdef bytes payload
         cdef const char* start
         cdef const char* end
@@ -68,15 +76,15 @@ cdef class Kernel(LineAppender):
         start = payload
         end = start + len(payload)
         if end - start > self.payload_bytes or not delivery.accept_partial:
-            return self._append_by_reference(group, delivery, key)
+            return self._append_by_reference(results, delivery, key)
         if end - start >= 3 and not memcmp(start, <const char*>BYTE_ORDER_MARK, 3):
             start += 3
         while end > start and (end - 1)[0] == 0:
             end -= 1
         if not is_ascii(start, end - start) and invalid_at(start[:end - start]) >= 0:
-            return self._append_by_reference(group, delivery, key)
+            return self._append_by_reference(results, delivery, key)
         if end - start != len(payload):
-            group.sanitised += 1
+            self.sanitised += 1
         self._open_delivery(self._reader_of(delivery.origin), delivery)
         self._read_lines(start, end)
         self.log.end_delivery(
@@ -85,9 +93,10 @@ cdef class Kernel(LineAppender):
         results.append(self._result())
         return 0
 
-    cdef int _append_by_reference(self, group, delivery, key) except -1:
+    cdef int _append_by_reference(self, list results, delivery, key) except -1:
         """A delivery that is taken whole or not at all, or that is no text."""
         cdef list entries = []
+        cdef object group = GroupAppend()
         self._flush()
         self.owner._append_delivery(self.segment, group, entries, delivery, key)
         for entry in entries:
@@ -97,28 +106,29 @@ cdef class Kernel(LineAppender):
             self.log.end_delivery(
                 entry.arrival_ns, entry.clock_unset, self._context_number(), entry.times_crc, entry.key
             )
+        results.extend(group.results)
+        self.sanitised += group.sanitised
+        self.non_finite += group.non_finite
+        self.collisions += group.tag_collisions
         return 0
 
     cdef int _flush(self) except -1:
-        for buffer in self.touched:
-            if buffer.writer is not None:
-                (<TailWriter>buffer.writer).flush()
+        for writer in self.touched:
+            (<TailWriter>writer).flush()
 
     cdef Reader _reader_of(self, origin):
-        cdef Reader reader = self.segment.readers.get(origin)
+        cdef Reader reader = self.readers.get(origin)
         if reader is None:
-            if len(self.segment.readers) >= MAX_CONTEXTS:
-                self.segment.readers.clear()
             reader = Reader()
             reader.place = self._place_of(origin.database, origin.precision, origin.tags, origin.source)
             reader.first_ns = INT64_MIN if origin.min_time_ns is None else max(INT64_MIN, origin.min_time_ns)
             reader.max_future_ns = origin.max_future_ns
-            self.segment.readers[origin] = reader
+            self.readers[origin] = reader
         return reader
 
     cdef Place _place_of(self, database, precision, route_tags, source):
-        cdef tuple logged = (database, precision, route_tags, source)
-        cdef Place place = self.segment.readers.get(logged)
+        cdef tuple key = (database, precision, route_tags, source)
+        cdef Place place = self.readers.get(key)
         if place is None:
             place = Place()
             place.database = database
@@ -126,8 +136,8 @@ cdef class Kernel(LineAppender):
             place.heads = self.owner._heads(self.segment, database, route_tags)
             place.unit_ns = NS_PER_UNIT.get(precision, 0)
             place.precision = precision
-            place.logged = logged
-            self.segment.readers[logged] = place
+            place.logged = encode_context(key)
+            self.readers[key] = place
         return place
 
     cdef uint32_t _context_number(self) except? 0:
@@ -136,8 +146,7 @@ cdef class Kernel(LineAppender):
         if self.log.lines == self.log.lines_before:
             return 0    # nothing will be logged
         if place.logged_in != self.call:
-            # By its value: a place may have been forgotten and made anew since the group began.
-            place.number = self.contexts.setdefault(place.logged, len(self.contexts))
+            place.number = self.log.add_context(place.logged)
             place.logged_in = self.call
         return place.number
 

@@ -21,6 +21,7 @@ cdef enum:
 cdef hashfunc_of_bytes hash_bytes = PyHash_GetFuncDef().hash
 
 
+@cython.final
 cdef class Index:
     """A mapping from bytes to an object and a number. Freed only whole, but for what was added last."""
 

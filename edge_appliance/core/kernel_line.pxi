@@ -69,6 +69,7 @@ cdef enum:
     TRAILING_BYTES = 96     # shown of what follows the time
 
 
+@cython.final
 cdef class LineReader:
     """The parts of the line that was read last."""
 

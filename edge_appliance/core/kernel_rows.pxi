@@ -35,7 +35,8 @@ cdef class LineAppender:
     cdef GroupLog log
     cdef uint64_t call
     cdef uint64_t line_stamp
-    cdef list touched               # buffers written to in this call
+    cdef list touched               # writers of the buffers written to in this call
+    cdef dict noted                 # of the segment: buffers written to since its mark
     # The delivery in work:
     cdef object segment
     cdef Place place
@@ -54,6 +55,7 @@ cdef class LineAppender:
     cdef Py_ssize_t covered
     cdef Py_ssize_t non_finite
     cdef Py_ssize_t collisions
+    cdef Py_ssize_t sanitised
 
     def __init__(self, owner, limits):
         self.owner = owner
@@ -62,6 +64,7 @@ cdef class LineAppender:
         self.reader = LineReader()
         self.log = GroupLog()
 
+    @cython.final
     cdef int _read_lines(self, const char* start, const char* end) except -1:
         """Append the lines of a payload."""
         cdef Py_ssize_t number = 1
@@ -94,6 +97,7 @@ cdef class LineAppender:
             self.reader = LineReader()      # one huge line must not hold memory for ever
         return 0
 
+    @cython.final
     cdef int _append_line(
         self, Py_ssize_t number, const char* line, const char* end, Py_ssize_t lead
     ) except -1:
@@ -126,6 +130,7 @@ cdef class LineAppender:
             return self._append_unknown(number, lead)
         return self._append_known(number, lead, entry)
 
+    @cython.final
     cdef int _append_known(self, Py_ssize_t number, Py_ssize_t lead, Entry* entry) except -1:
         """Append a line of a known series."""
         cdef LineReader reader = self.reader
@@ -153,10 +158,11 @@ cdef class LineAppender:
         writer.put_row(ref, time_ns, reader)
         if writer.touched_in != self.call:
             writer.touched_in = self.call
-            self.segment.touched[<object>writer.buffer] = None
-            self.touched.append(<object>writer.buffer)
+            self.noted[<object>writer.buffer] = None
+            self.touched.append(writer)
         return self._accept(time_ns)
 
+    @cython.final
     cdef TailWriter _writer(self, Entry* entry):
         cdef TailWriter writer
         if entry.writer == NULL:
@@ -171,6 +177,7 @@ cdef class LineAppender:
             writer.bind()
         return writer
 
+    @cython.final
     cdef int _resolve(self, TailWriter writer, Py_ssize_t* conflict) except -1:
         """Find the columns of the line's fields; says what is odd about them, and the first that does not fit."""
         cdef LineReader reader = self.reader
@@ -217,6 +224,7 @@ cdef class LineAppender:
                 conflict[0] = number
         return found
 
+    @cython.final
     cdef bint _read_time(self, int64_t* time_ns, Py_ssize_t number, Py_ssize_t lead) except -1:
         """The line's time, when it states one; False when the line is rejected here."""
         cdef LineReader reader = self.reader
@@ -246,6 +254,7 @@ cdef class LineAppender:
             return False
         return True
 
+    @cython.final
     cdef bint _is_wanted(
         self, TailWriter writer, measurement, int64_t time_ns, Py_ssize_t number, Py_ssize_t lead
     ) except -1:
@@ -274,6 +283,7 @@ cdef class LineAppender:
             writer.last_day = day
         return True
 
+    @cython.final
     cdef int _accept(self, int64_t time_ns) except -1:
         cdef LineReader reader = self.reader
         if not self.is_replay:
@@ -284,6 +294,7 @@ cdef class LineAppender:
 
     # What adds names
 
+    @cython.final
     cdef int _append_unknown(self, Py_ssize_t number, Py_ssize_t lead) except -1:
         """Append a line whose head was not seen before."""
         cdef LineReader reader = self.reader
@@ -317,6 +328,7 @@ cdef class LineAppender:
         head = Head(measurement, tuple(sorted(tags.items())), collisions, names)
         return self._append_names(head, number, lead, time_ns)
 
+    @cython.final
     cdef int _append_names(self, head, Py_ssize_t number, Py_ssize_t lead, int64_t time_ns) except -1:
         """Append a line that adds a series, a column or a table, by the reference."""
         cdef LineReader reader = self.reader
@@ -342,10 +354,12 @@ cdef class LineAppender:
 
     # What is wrong with a line
 
+    @cython.final
     cdef int _reject_fault(self, Py_ssize_t number, Py_ssize_t lead) except -1:
         reason, at, text = self.reader.fault_parts()
         return self._reject(number, self.reader.line, self.reader.end, lead, at, reason, text)
 
+    @cython.final
     cdef int _reject_conflict(
         self, TailWriter writer, Py_ssize_t number, Py_ssize_t lead, Py_ssize_t conflict
     ) except -1:
@@ -358,6 +372,7 @@ cdef class LineAppender:
         text = f"column {name} of table {buffer.schema.name} {verdict[1]}"
         return self._reject(number, reader.line, reader.end, lead, field.value_at, verdict[0], text)
 
+    @cython.final
     cdef int _reject(
         self, Py_ssize_t number, const char* line, const char* end, Py_ssize_t lead, Py_ssize_t at, reason, text
     ) except -1:
@@ -365,6 +380,7 @@ cdef class LineAppender:
         self._note(LineError(number, lead + at + 1, reason, text, shown))
         return 0
 
+    @cython.final
     cdef int _note(self, error) except -1:
         if self.errors is None:
             self.errors = []

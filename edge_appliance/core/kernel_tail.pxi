@@ -17,6 +17,7 @@ cdef enum Resolved:
     IS_NEW = -1
     IS_TAG = -2
 
+@cython.final
 cdef class TailWriter:
     """Where the rows of one table go."""
 
@@ -68,8 +69,10 @@ cdef class TailWriter:
 
     cdef int flush(self) except -1:
         """Tell the buffer how much it has grown."""
+        cdef int64_t tail_bytes
         if self.grown_bytes:
-            (<object>self.buffer).tail_bytes += self.grown_bytes
+            tail_bytes = (<object>self.buffer).tail_bytes
+            (<object>self.buffer).tail_bytes = tail_bytes + self.grown_bytes
             self.grown_bytes = 0
 
     cdef inline int32_t find(self, int32_t expected, const char* name, uint32_t name_bytes) except -3:

@@ -20,6 +20,7 @@ for _power in range(1, 23):
 
 cdef enum:
     EXACT_DIGITS = 19           # as many always fit into 64 bits
+    HARMLESS_DIGITS = 18        # as many always fit with a sign
     SHORT_WORD_BYTES = 64
 
 
@@ -75,6 +76,7 @@ cdef int read_integer(const char* word, Py_ssize_t length, int kind, uint64_t* b
     cdef bint is_negative = length > 0 and word[0] == c"-"
     cdef const char* at = word + is_negative
     cdef const char* end = word + length
+    cdef const char* harmless = at + HARMLESS_DIGITS
     cdef uint64_t value = 0
     cdef uint64_t digit
     cdef uint64_t limit
@@ -88,7 +90,7 @@ cdef int read_integer(const char* word, Py_ssize_t length, int kind, uint64_t* b
         digit = <unsigned char>(at[0] - c"0")
         if digit > 9:
             return FORM_BAD
-        if value > (limit - digit) // 10:
+        if at >= harmless and value > (limit - digit) // 10:
             return FORM_OUT_OF_RANGE if all_digits(at, end) else FORM_BAD
         value = value * 10 + digit
         at += 1

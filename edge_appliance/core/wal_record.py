@@ -110,7 +110,9 @@ def encode_group(record: GroupRecord) -> bytes:
     count, lines = len(entries), len(spans)
     return b"".join(
         (
-            encode_group_head(record.parser_version, record.definitions, list(contexts), count, len(keys), lines),
+            _GROUP.pack(record.parser_version, 0, len(record.definitions), len(contexts), count, len(keys), lines),
+            *map(encode_definition, record.definitions),
+            *map(encode_context, contexts),
             struct.pack(f"<{count}q", *[entry.arrival_ns for entry in entries]),
             bytes([entry.clock_unset | (entry.key is not None) << 1 for entry in entries]),
             struct.pack(f"<{count}I", *places),
@@ -122,20 +124,6 @@ def encode_group(record: GroupRecord) -> bytes:
             *spans,
         )
     )
-
-
-def encode_group_head(
-    parser_version: int,
-    definitions: Sequence[TableDefinition],
-    contexts: Sequence[LoggedContext],
-    entries: int,
-    keys: int,
-    lines: int,
-) -> bytes:
-    """The beginning of a GROUP payload, up to the columns of numbers."""
-    counts = (len(definitions), len(contexts), entries, keys, lines)
-    pieces = [*map(_encode_definition, definitions), *map(_encode_context, contexts)]
-    return _GROUP.pack(parser_version, 0, *counts) + b"".join(pieces)
 
 
 def group_rows(payload: bytes) -> int:
@@ -258,7 +246,8 @@ def _text(value: str) -> bytes:
     return _LENGTH.pack(len(raw)) + raw
 
 
-def _encode_definition(definition: TableDefinition) -> bytes:
+def encode_definition(definition: TableDefinition) -> bytes:
+    """A definition as it stands in a GROUP payload."""
     columns = definition.columns
     return b"".join(
         (
@@ -282,7 +271,8 @@ def _decode_definition(cursor: _Cursor) -> TableDefinition:
     return TableDefinition(database, table, columns)
 
 
-def _encode_context(context: LoggedContext) -> bytes:
+def encode_context(context: LoggedContext) -> bytes:
+    """A context as it stands in a GROUP payload."""
     database, precision, tags, source = context
     return b"".join(
         (
