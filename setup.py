@@ -16,14 +16,21 @@ except ImportError:
     kernel = []
 else:
     flags = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover", "-g", "-O1"] if SANITIZE else ["-O3"]
-    extension = Extension(
-        "edge_appliance.core.kernel",
-        ["edge_appliance/core/kernel.pyx"],
-        depends=[str(path) for path in sorted(Path("edge_appliance/core").glob("kernel_*.pxi"))],
-        extra_compile_args=flags,
-        extra_link_args=flags if SANITIZE else [],
-        optional=True,
-    )
-    kernel = cythonize([extension], quiet=True)
+    sources = {
+        "edge_appliance.core.kernel": ("edge_appliance/core/kernel.pyx", "edge_appliance/core/kernel_*.pxi"),
+        "edge_appliance.mqtt_frames": ("edge_appliance/mqtt_frames.pyx", ""),
+    }
+    extensions = [
+        Extension(
+            name,
+            [source],
+            depends=[str(path) for path in sorted(Path().glob(included))] if included else [],
+            extra_compile_args=flags,
+            extra_link_args=flags if SANITIZE else [],
+            optional=True,
+        )
+        for name, (source, included) in sources.items()
+    ]
+    kernel = cythonize(extensions, quiet=True)
 
 setup(ext_modules=kernel)

@@ -18,7 +18,7 @@ from typing import Final
 from edge_appliance.buffer import Buffer
 from edge_appliance.core.append import Appender
 from edge_appliance.core.appended import GroupAppend
-from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult
+from edge_appliance.core.delivery import Acks, Delivery, DeliveryKey, DeliveryResult
 from edge_appliance.core.redelivery import RecentDeliveries, unknown_deliveries
 from edge_appliance.core.segment import Segment
 from edge_appliance.core.wal_frame import FrameType
@@ -71,7 +71,7 @@ class IngestSettings:
 class Committed:
     """What may be told to the senders now that a group is durable, in receive order."""
 
-    acks: Sequence[Ack]
+    acks: Sequence[Acks]
     results: Sequence[tuple[Callable[[DeliveryResult], None], DeliveryResult]]
 
 

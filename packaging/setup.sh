@@ -44,7 +44,7 @@ install_packages() {
 fingerprint() {
     pwd
     "$python" -c 'import sys; print(sys.version, sys.prefix)'
-    cat pyproject.toml setup.py edge_appliance/core/kernel*.p[yx]*
+    cat pyproject.toml setup.py edge_appliance/*.pyx edge_appliance/core/*.p[yx][xi]
     command -v cc || true
 }
 

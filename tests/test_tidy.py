@@ -90,7 +90,6 @@ def test_extension_imports_only_lower_levels(path):
     """The same for compiled modules."""
     found = re.findall(r"^from edge_appliance\.([\w.]+) import (\w+)", path.read_text(), re.M)
     imported = {f"core/{name}" if module == "core" else module.replace(".", "/") for module, name in found}
-    assert imported
     table = levels()
     assert [name for name in imported if table[name] >= table[name_of(path)]] == []
 

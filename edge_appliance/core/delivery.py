@@ -164,8 +164,8 @@ class Delivery:
     """HTTP only; called on the event loop."""
 
 
-Ack = tuple[int, int]
-"""Epoch and packet id of a PUBACK that may be sent: only on the connection with this epoch."""
+Acks = tuple[int, list[int]]
+"""An epoch and packet ids in receive order whose PUBACKs may be sent: only on the connection with this epoch."""
 
 
 class ArrivalClock:
