@@ -44,7 +44,7 @@ from edge_appliance.core.parts import DAY_NS
 from edge_appliance.core.schema import Schema, check_kind
 from edge_appliance.core.segment import ROW_BYTES, VALUE_BYTES, Heads, Segment, SeriesHead, TableBuffer
 from edge_appliance.core.undo import Undo
-from edge_appliance.core.wal_record import GroupRecord, LoggedEntry, encode_group
+from edge_appliance.core.wal_record import GroupRecord, LoggedEntry, LoggedGroup, encode_group
 
 MAX_TARGETS: Final = 64
 """Shapes of lines for which a tail remembers the columns; lines of further ones are judged each time."""
@@ -298,22 +298,27 @@ class Appender:
             self.schema.rollback(definitions)
         return error
 
-    def append_logged(self, segment: Segment, record: GroupRecord, is_covered: IsCovered | None) -> ReplayAppend:
+    def append_logged(self, segment: Segment, group: LoggedGroup, is_covered: IsCovered | None) -> ReplayAppend:
         """Append a logged group: grammar only, no limits, borders or decisions.
 
         Rows that `is_covered` names are in a part already and stay out.
         """
         done = ReplayAppend()
-        for definition in record.definitions:
+        for definition in group.definitions:
             if clashes := self.schema.define(definition):
                 done.mismatches.append(f"columns {', '.join(clashes)} of {definition.table} changed their type")
         self._lost = done.mismatches
         try:
-            for entry in record.entries:
-                self._append_entry(segment, entry, is_covered, done)
+            self._append_entries(segment, group, is_covered, done)
         finally:
             self._lost = None
         return done
+
+    def _append_entries(
+        self, segment: Segment, group: LoggedGroup, is_covered: IsCovered | None, done: ReplayAppend
+    ) -> None:
+        for entry in group.entries():
+            self._append_entry(segment, entry, is_covered, done)
 
     def _append_entry(
         self, segment: Segment, entry: LoggedEntry, is_covered: IsCovered | None, done: ReplayAppend

@@ -87,8 +87,8 @@ class KernelAppender(append_reference.Appender):
         """Append all good lines of `deliveries` beyond the mark; `keys` are their delivery keys, one each."""
         return (<Kernel>self._kernel).append_group(segment, deliveries, keys)
 
-    def _append_entry(self, segment, entry, is_covered, done):
-        (<Kernel>self._kernel).append_entry(segment, entry, is_covered, done)
+    def _append_entries(self, segment, group, is_covered, done):
+        (<Kernel>self._kernel).append_entries(segment, group, is_covered, done)
 
     def _new_heads(self):
         return Index()

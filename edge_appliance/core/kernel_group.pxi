@@ -182,38 +182,70 @@ cdef class Kernel(LineAppender):
 
     # A logged group
 
-    cdef int append_entry(self, segment, entry, is_covered, done) except -1:
-        """Append a logged delivery: grammar only, no limits, borders or decisions."""
-        cdef Py_ssize_t number = 0
-        cdef bytes span
-        cdef const char* start
-        cdef Py_ssize_t rows
-        cdef bint is_same = True
+    cdef int append_entries(self, segment, group, is_covered, done) except -1:
+        """Append logged deliveries: grammar only, no limits, borders or decisions."""
+        cdef Py_ssize_t number
+        cdef Py_ssize_t at = 0
+        cdef array.array arrivals = group.arrivals
+        cdef array.array places = group.places
+        cdef array.array crcs = group.times_crcs
+        cdef array.array counts = group.counts
+        cdef array.array lengths = group.lengths
+        cdef bytes text = group.text
+        cdef const char* line = text
+        cdef const char* end = line + len(text)
+        cdef list contexts = []
+        if len(places) != len(arrivals) or len(crcs) != len(arrivals) or len(counts) != len(arrivals):
+            raise ValueError("columns of a logged group differ in length")
         self._begin(segment)
         try:
-            self.place = self._place_of(entry.database, entry.precision, entry.tags, entry.source)
-            self.arrival_ns = entry.arrival_ns
+            for database, precision, route_tags, source in group.contexts:
+                contexts.append(self._place_of(database, precision, route_tags, source))
             self.first_ns = INT64_MIN
             self.last_ns = INT64_MAX
             self.is_replay = True
             self.is_covered = is_covered
             self.has_nul = True     # or not: looked for in each line
-            self._open_lines()
-            for span in entry.spans:
-                number += 1
-                start = span
-                rows = self.rows
-                if is_ascii(start, len(span)) or invalid_at(span) < 0:
-                    self._append_line(number, start, start + len(span), 0)
-                    if self.rows == rows:
-                        del self.errors[len(self.errors) - 1]
-                is_same = is_same and self.rows > rows
-            if not is_same or <uint32_t>~self.crc != <uint32_t>entry.times_crc:
-                done.mismatches.append(f"{len(entry.spans)} logged lines gave {self.rows} rows or other times")
-            errors = self.errors or ()
-            done.mismatches.extend([f"{error.reason}: {error.message}" for error in errors])
-            done.covered += self.covered
-            done.lines += self.rows - self.covered - len(errors)
+            for number in range(len(arrivals)):
+                if counts.data.as_uints[number] > len(lengths) - at or places.data.as_uints[number] >= len(contexts):
+                    raise ValueError("a logged group contradicts itself")
+                self.place = contexts[places.data.as_uints[number]]
+                self.arrival_ns = arrivals.data.as_longlongs[number]
+                line = self._append_entry(
+                    line, end, lengths.data.as_uints + at, counts.data.as_uints[number], crcs.data.as_uints[number], done
+                )
+                at += counts.data.as_uints[number]
+                if number % DELIVERIES_PER_TURN == DELIVERIES_PER_TURN - 1:
+                    with nogil:
+                        pass
         finally:
             self._end()
         return 0
+
+    cdef const char* _append_entry(
+        self, const char* line, const char* end, const uint32_t* lengths, uint32_t count, uint32_t times_crc, done
+    ) except NULL:
+        """Append one logged delivery of `count` lines, which lie behind each other from `line` on; where they end."""
+        cdef uint32_t number
+        cdef Py_ssize_t rows
+        cdef bint is_same = True
+        self._open_lines()
+        for number in range(count):
+            if lengths[number] > end - line:
+                raise ValueError("a logged group has less text than lines")
+            rows = self.rows
+            if is_ascii(line, lengths[number]) or invalid_at(line[:lengths[number]]) < 0:
+                self._append_line(number + 1, line, line + lengths[number], 0)
+                if self.rows == rows:
+                    del self.errors[len(self.errors) - 1]
+            is_same = is_same and self.rows > rows
+            line += lengths[number]
+        if not is_same or <uint32_t>~self.crc != times_crc:
+            done.mismatches.append(f"{count} logged lines gave {self.rows} rows or other times")
+        rows = self.rows - self.covered
+        if self.errors:
+            done.mismatches.extend([f"{error.reason}: {error.message}" for error in self.errors])
+            rows -= len(self.errors)
+        done.covered += self.covered
+        done.lines += rows
+        return line
