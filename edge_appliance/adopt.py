@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_appliance import durable
-from edge_appliance.catalog import catalog_files, copy_path, new_incarnation, read_catalog, write_catalog
+from edge_appliance.catalog_file import catalog_files, copy_path, new_incarnation, read_catalog, write_catalog
 from edge_appliance.core.catalog_state import CatalogState, part_identity, with_definitions
 from edge_appliance.core.delivery import TableDefinition
 from edge_appliance.core.parts import encode_name, surviving

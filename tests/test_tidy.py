@@ -19,7 +19,7 @@ EXTENSIONS = [path for path in COMPILED if path.suffix == ".pyx"]
 
 ONLY_IMPORTERS = {
     "paho": {"mqtt"},
-    "sqlite3": {"catalog"},
+    "sqlite3": {"catalog", "catalog_file"},
     "pyarrow.parquet": {"parquet_file"},
     "datafusion": {"sql"},
     "aiohttp": {"http"},
