@@ -22,6 +22,7 @@ ONLY_IMPORTERS = {
     "sqlite3": {"catalog", "catalog_file"},
     "pyarrow.parquet": {"parquet_file"},
     "datafusion": {"sql"},
+    "obstore": {"store", "store_client"},
     "aiohttp": {"http"},
     "psutil": {"host"},
     "sdnotify": {"systemd"},
