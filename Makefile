@@ -31,7 +31,7 @@ lint: setup
 	$(BIN)/mypy
 
 crash: setup
-	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py $(ARGS)
+	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py tests/crash/test_store_kill.py $(ARGS)
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh

@@ -127,7 +127,7 @@ class SpoolSection(msgspec.Struct, frozen=True):
     """[spool]: parts that the store does not have yet."""
 
     # Too small: a short outage stops intake. Too large: the disk fills up, and wal.min_free stops intake then.
-    max_bytes: Annotated[int, Key("max_bytes", "4GiB", values.size("1MiB"))]
+    max_bytes: Annotated[int, Key("max_bytes", "4GiB", values.size("64KiB"))]
     # "stop-ack": nothing is acknowledged until the store takes parts. "drop-oldest": the oldest rows are lost.
     policy: Annotated[
         Literal["stop-ack", "drop-oldest"], Key("policy", "stop-ack", values.one_of("stop-ack", "drop-oldest"))

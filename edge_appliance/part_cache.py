@@ -118,7 +118,7 @@ class PartCache:
         final, key = self.path(part), part_key(part)
         temporary = final.with_name(final.name + durable.TEMPORARY_SUFFIX)
         try:
-            store.fetch(key, temporary, timeout_s)
+            store.fetch(key, temporary, part.size_bytes, timeout_s)
             size_bytes = temporary.stat().st_size
             if size_bytes != part.size_bytes:
                 raise StoreError("fetch", key, f"the store's object has {size_bytes:,} bytes, not {part.size_bytes:,}")

@@ -22,8 +22,9 @@ _LOOKS: Final = 2
 FETCHES: Final = 4
 """Parts fetched at once, for all queries together."""
 _TICK_S: Final = 0.1
-_LEAST_S: Final = 1.0
-"""Time for a fetch when the query's own is nearly over: its end is told by the query."""
+_SHARE: Final = 0.8
+"""Of the query's time that fetching may take: the rest is for saying what is missing."""
+_LEAST_S: Final = 0.5
 
 
 class PartFiles:
@@ -111,7 +112,7 @@ class PartFiles:
                 check()
 
     def _fetch(self, part: Part, until_s: float) -> None:
-        self._cache.fetch(part, self._store, max(_LEAST_S, until_s - time.monotonic()))
+        self._cache.fetch(part, self._store, max(_LEAST_S, _SHARE * (until_s - time.monotonic())))
 
     def _pool(self) -> ThreadPoolExecutor:
         with self._lock:

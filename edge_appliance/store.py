@@ -140,7 +140,7 @@ class ObjectStore:
 
         return self._ask("stat", key, head, self._limit_s())
 
-    def fetch(self, key: str, target: Path, timeout_s: float) -> None:
+    def fetch(self, key: str, target: Path, size_bytes: int, timeout_s: float) -> None:
         """See `Store.fetch`."""
 
         async def get(client: Any) -> None:
@@ -149,7 +149,7 @@ class ObjectStore:
                 async for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES):
                     file.write(chunk)
 
-        self._ask("fetch", key, get, timeout_s)
+        self._ask("fetch", key, get, min(timeout_s, self._limit_s(size_bytes)))
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""

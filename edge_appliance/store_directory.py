@@ -80,7 +80,7 @@ class DirectoryStore:
             raise StoreError("stat", key, error.strerror or str(error)) from error
         return StoredObject(key, stat.st_size, stat.st_mtime)
 
-    def fetch(self, key: str, target: Path, timeout_s: float) -> None:
+    def fetch(self, key: str, target: Path, size_bytes: int, timeout_s: float) -> None:
         """See `Store.fetch`."""
         with _translated("fetch", key):
             target.write_bytes(self.path(key).read_bytes())

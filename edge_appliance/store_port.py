@@ -55,8 +55,11 @@ class Store(Protocol):
     def stat(self, key: str) -> StoredObject | None:
         """The object `key`; None when there is none."""
 
-    def fetch(self, key: str, target: Path, timeout_s: float) -> None:
-        """Copy an object to the new file `target`, which is not synced yet."""
+    def fetch(self, key: str, target: Path, size_bytes: int, timeout_s: float) -> None:
+        """Copy an object of about this size to the new file `target`, which is not synced yet.
+
+        It takes no longer than `timeout_s`, nor than the store's own limit for this size.
+        """
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is fine."""

@@ -31,10 +31,10 @@ class CountingStore(DirectoryStore):
         self.gate = threading.Event()
         self.gate.set()
 
-    def fetch(self, key: str, target: Path, timeout_s: float) -> None:
+    def fetch(self, key: str, target: Path, size_bytes: int, timeout_s: float) -> None:
         self.fetches += 1
         assert self.gate.wait(timeout_s)
-        super().fetch(key, target, timeout_s)
+        super().fetch(key, target, size_bytes, timeout_s)
 
 
 @pytest.fixture

@@ -32,10 +32,10 @@ class FarStore(DirectoryStore):
     def path(self, key: str) -> Path:
         return self.root / key
 
-    def fetch(self, key: str, target: Path, timeout_s: float) -> None:
+    def fetch(self, key: str, target: Path, size_bytes: int, timeout_s: float) -> None:
         if self.is_away:
             raise StoreError("fetch", key, "nobody answers: s3://plant")
-        super().fetch(key, target, timeout_s)
+        super().fetch(key, target, size_bytes, timeout_s)
 
 
 def write(path: Path, text: str = "four") -> Path:
@@ -125,7 +125,7 @@ def test_query_that_is_over_stops_waiting(tmp_path: Path) -> None:
     """Whatever `check` raises ends the wait, long before the fetch does."""
 
     class SlowStore(FarStore):
-        def fetch(self, key: str, target: Path, timeout_s: float) -> None:
+        def fetch(self, key: str, target: Path, size_bytes: int, timeout_s: float) -> None:
             released.wait(20)
 
     import threading

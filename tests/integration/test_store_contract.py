@@ -100,7 +100,7 @@ def test_what_is_stored_can_be_looked_at_read_listed_fetched_deleted(
     assert (found.key, found.size_bytes) == (KEY, 256_000)
     assert abs(found.modified_s - time.time()) < 30
     assert store.read(KEY, 255, 3) == b"\xff\x00\x01"
-    store.fetch(KEY, tmp_path / "fetched", 10)
+    store.fetch(KEY, tmp_path / "fetched", 256_000, 10)
     assert (tmp_path / "fetched").read_bytes() == source.read_bytes()
     store.write("_edge/x.json", b"{}")
     store.write("_edge/x.json", b"{1}")
@@ -110,7 +110,7 @@ def test_what_is_stored_can_be_looked_at_read_listed_fetched_deleted(
     store.delete(KEY)
     assert store.objects("edge") == []
     with pytest.raises(StoreError):
-        store.fetch(KEY, tmp_path / "gone", 10)
+        store.fetch(KEY, tmp_path / "gone", 1, 10)
 
 
 def test_create_has_one_winner(store: Store) -> None:

@@ -79,8 +79,8 @@ class FaultProxy:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
-        except OSError:
-            pass  # the server is away itself
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is away itself, or the proxy ends
         finally:
             for writer in (to_client, to_server):
                 if writer is not None:
