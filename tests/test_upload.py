@@ -258,7 +258,7 @@ def test_copied_parts_stay_in_a_bounded_cache(world: World, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "link", cross_device)
     parts = [world.add_part(rank) for rank in range(1, 9)]
-    uploader = world.uploader(cache_limit_bytes=2 * len("content"))
+    uploader = world.uploader(cache_limit_bytes=2 * len("content"), uploads=1)
     uploader.start()
     assert uploader.wait_idle(DEADLINE_S)
     uploader.close()

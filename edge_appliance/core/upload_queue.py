@@ -12,7 +12,8 @@ from typing import Final
 from edge_appliance.core.catalog_state import PartKey, part_identity
 from edge_appliance.core.parts import Part, age
 
-LONGEST_PAUSE_S: Final = 60.0
+LONGEST_PAUSE_S: Final = 15.0
+"""A try begins with a look, which costs next to nothing, and whoever waits longer drains later."""
 FAILURES_MAX: Final = 3
 """Failures in a row after which the store itself is taken to be the reason."""
 
