@@ -62,7 +62,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Each kind of store."""
     if request.param == "directory":
         return DirectoryStore(tmp_path / "store")
-    opened: Store = request.getfixturevalue("open_s3")()
+    opened: Store = request.getfixturevalue("open_s3")(timeout="20s")
     return opened
 
 
