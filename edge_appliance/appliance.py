@@ -24,7 +24,7 @@ from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DEFAULT_MAX_BYTES, DeadLetters
-from edge_appliance.errors import DiskError, PathError
+from edge_appliance.errors import DiskError
 from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import HttpServer, build_app, serve
 from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
@@ -41,9 +41,8 @@ from edge_appliance.reconcile import open_catalog
 from edge_appliance.recovery import Replay, Replayed, settle
 from edge_appliance.reporter import Reporter
 from edge_appliance.sql import SqlEngine
-from edge_appliance.store import DirectoryStore, PartFiles
+from edge_appliance.storage import Storage, reach_store
 from edge_appliance.systemd import Notifier, Station, Watchdog, report_suppressed
-from edge_appliance.upload import Uploader
 from edge_appliance.wal import Wal
 
 _log = logging.getLogger(__name__)
@@ -106,21 +105,12 @@ class Appliance:
         self._paths = Paths(config.node.data_dir)
         self._paths.create()
         self._lock = durable.lock_directory(self._paths.root)
-        self._store = DirectoryStore(config.store.directory)
-        self._look_at_store()
+        self._store = reach_store(config.store, self.health)
         self._catalog = open_catalog(self._paths, self._store, config.node.id, self.health)
         self._clock = ArrivalClock()
         self._build_core()
         self._build_sources()
         self._reporter = Reporter(self._notifier, self.health, self.metrics, self._buffer, self._loop_station)
-
-    def _look_at_store(self) -> None:
-        """Say at once when the store cannot be used; the appliance starts all the same, parts wait in the spool."""
-        try:
-            durable.make_directory(self._store.root)
-        except PathError as error:
-            _log.error("the store is not available, parts stay in the spool: %s", error)
-            self.health.degrade("store", f"not available: {error}")
 
     def _build_core(self) -> None:
         """Wire what stores and finds rows."""
@@ -143,8 +133,7 @@ class Appliance:
             config.memory.inbox_limit_bytes, config.wal.group_delay_s, metrics, self._loop.call_soon_threadsafe
         )
         self._dead_letters = DeadLetters(paths.dead_letters, DEFAULT_MAX_BYTES, metrics)
-        files = PartFiles(paths.spool, config.store.directory, paths.cache)
-        self._uploader = Uploader(self._store, paths.spool, paths.cache, self._catalog, self._buffer, health, metrics)
+        self._storage = Storage(config, paths, self._store, self._catalog, self._buffer, health, metrics)
         self._persister = Persister(
             config.persist.workers,
             paths.spool,
@@ -155,9 +144,9 @@ class Appliance:
             health,
             metrics,
             stations=self._worker_stations,
-            on_parts=self._uploader.submit,
+            on_parts=self._storage.uploader.submit,
         )
-        self._sql = SqlEngine(self._buffer, files, paths.view, config.query, metrics)
+        self._sql = SqlEngine(self._buffer, self._storage.files, paths.view, config.query, metrics)
         self._ingest = Ingest(
             IngestSettings(
                 segment_max_bytes=config.segment.max_bytes,
@@ -177,6 +166,7 @@ class Appliance:
             on_committed=lambda committed: self._post(self._tell, committed),
             on_sealed=self._persister.submit,
             generation=lambda: self._catalog.state.generation,
+            spool_lack=self._storage.uploader.lack,
         )
 
     def _build_sources(self) -> None:
@@ -278,7 +268,7 @@ class Appliance:
             while not self._persister.drain(TICK_S) and not self._is_stopping.is_set():
                 pass
         self._ingest.begin_when_open(lambda: self._open_log(replayed), replayed.recent)
-        self._uploader.start()
+        self._storage.uploader.start()
         return not self._is_stopping.is_set()
 
     def _open_log(self, replayed: Replayed) -> Log:
@@ -359,7 +349,7 @@ class Appliance:
             self._ingest.seal()
             self._persister.drain(MEMORY_DRAIN_S)
         self._persister.close()
-        self._uploader.close()
+        self._storage.close()
         self._wal.close()
         try:
             self._dead_letters.close()

@@ -92,6 +92,7 @@ class Ingest:
         on_committed: Callable[[Committed], None],
         on_sealed: Callable[[Segment], None],
         generation: Callable[[], int],
+        spool_lack: Callable[[], str] = lambda: "",
     ) -> None:
         self._settings = settings
         self._inbox = inbox
@@ -104,6 +105,8 @@ class Ingest:
         self._on_committed = on_committed
         self._on_sealed = on_sealed
         self._generation = generation
+        self._spool_lack = spool_lack
+        """Why the spool has no room; empty while it has."""
         self._stopping = threading.Event()
         self._last_sync_s = 0.0
         self._is_read_only = False
@@ -187,6 +190,8 @@ class Ingest:
         """What there is no room in, in words for STATUS=; empty when a group can be taken."""
         if not self._buffer.has_room():
             return f"the buffer is full ({self._buffer.size_bytes >> 20} of {self._buffer.limit_bytes >> 20} MiB)"
+        if reason := self._spool_lack():
+            return reason
         settings = self._settings
         if self._wal.total_bytes >= settings.wal_max_bytes:
             oldest = self._buffer.state.sealed[:1]

@@ -44,7 +44,7 @@ from edge_appliance.host import release_free_memory
 from edge_appliance.metrics import Metrics
 from edge_appliance.parquet_file import PartFooter, write_part
 from edge_appliance.quarantine import count_files
-from edge_appliance.store import count_parts
+from edge_appliance.spool import count_parts
 from edge_appliance.systemd import Station
 
 _log = logging.getLogger(__name__)

@@ -12,12 +12,13 @@ import pytest
 
 from edge_appliance import adopt as adopt_module
 from edge_appliance.adopt import FoundParts, adopt, rebuild_catalog
-from edge_appliance.catalog import Catalog, copy_path, read_catalog
+from edge_appliance.catalog import Catalog
+from edge_appliance.catalog_file import copy_path, read_catalog
 from edge_appliance.core.catalog_state import CatalogState
 from edge_appliance.core.delivery import ColumnDefinition, Kind, TableDefinition
 from edge_appliance.core.parts import Part, cover_intervals, part_key, part_name
 from edge_appliance.parquet_file import PartFooter, write_part
-from edge_appliance.store import DirectoryStore
+from edge_appliance.store_directory import DirectoryStore
 
 DAY = dt.date(2026, 1, 2)
 COLUMNS = (ColumnDefinition("host", Kind.TAG), ColumnDefinition("f", Kind.FLOAT))

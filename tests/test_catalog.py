@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from edge_appliance import catalog as catalog_module
-from edge_appliance import durable
-from edge_appliance.catalog import COPY_PERIOD_S, Catalog, copy_path, read_catalog, write_catalog
+from edge_appliance import catalog_file, durable
+from edge_appliance.catalog import COPY_PERIOD_S, Catalog
+from edge_appliance.catalog_file import copy_path, read_catalog, write_catalog
 from edge_appliance.core.catalog_state import CatalogState
 from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition
 from edge_appliance.core.parts import Part
@@ -253,7 +253,7 @@ def test_damaged_catalog_is_refused_and_left_alone(tmp_path: Path, damage: Any) 
 
 def test_catalog_of_a_later_release_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer format is told from damage."""
-    monkeypatch.setattr(catalog_module, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(catalog_file, "FORMAT_VERSION", 2)
     open_catalog(tmp_path).close()
     monkeypatch.undo()
     with pytest.raises(NewerFormatError):
@@ -342,6 +342,17 @@ def test_catalog_that_cannot_be_made_anew_is_said_so(tmp_path: Path, monkeypatch
     def refuse(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("edge_appliance.catalog._write_change", refuse)
+    monkeypatch.setattr("edge_appliance.catalog_file.write_change", refuse)
     with pytest.raises(CatalogError, match="full"):
         write_catalog(tmp_path / "catalog.db", CatalogState("gw-01", "0123abcd"))
+
+
+def test_dropped_part_stays_dropped_whatever_is_marked_later(tmp_path: Path) -> None:
+    """A mark for a part that is not listed any more lists nothing, in memory and after a restart."""
+    catalog = open_catalog(tmp_path)
+    done(catalog.commit_persist(1, 2, [], [make_part(1), make_part(2)]))
+    done(catalog.drop_parts([make_part(1)]))
+    done(catalog.mark_stored([make_part(1), make_part(2)]))
+    assert catalog.state.parts == [replace(make_part(2), is_stored=True)]
+    catalog.close()
+    assert read_catalog(tmp_path / "catalog.db") == catalog.state

@@ -17,7 +17,7 @@ from edge_appliance.errors import DiskError
 from edge_appliance.persist import _Job
 from edge_appliance.reconcile import open_catalog
 from edge_appliance.recovery import Replay
-from edge_appliance.store import DirectoryStore
+from edge_appliance.store_directory import DirectoryStore
 from edge_appliance.wal_file import open_file
 
 

@@ -19,9 +19,10 @@ EXTENSIONS = [path for path in COMPILED if path.suffix == ".pyx"]
 
 ONLY_IMPORTERS = {
     "paho": {"mqtt"},
-    "sqlite3": {"catalog"},
+    "sqlite3": {"catalog", "catalog_file"},
     "pyarrow.parquet": {"parquet_file"},
     "datafusion": {"sql"},
+    "obstore": {"store", "store_client"},
     "aiohttp": {"http"},
     "psutil": {"host"},
     "sdnotify": {"systemd"},

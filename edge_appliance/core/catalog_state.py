@@ -65,6 +65,10 @@ class Change:
     definitions: Collection[TableDefinition] = ()
     parts: Collection[Part] = ()
     """Listed from now on, or listed already and changed."""
+    removed: Collection[PartKey] = ()
+    """Not listed any more; applied before `parts`."""
+    stored: Collection[PartKey] = ()
+    """The store has them; what is not listed stays unlisted."""
     persisted: Collection[int] = ()
     forgotten: Collection[int] = ()
     filters: tuple[str, ...] | None = None
@@ -91,9 +95,11 @@ def part_identity(part: Part) -> PartKey:
 
 def apply(state: CatalogState, change: Change) -> CatalogState:
     """What is known after `change`, with the next generation. A column keeps the kind it had first."""
-    parts = state.parts_by_key
-    if change.parts:
-        parts = {**parts, **{part_identity(part): part for part in change.parts}}
+    parts = dict(state.parts_by_key)
+    for key in change.removed:
+        parts.pop(key, None)
+    parts |= {part_identity(part): part for part in change.parts}
+    parts |= {key: replace(parts[key], is_stored=True) for key in change.stored if key in parts}
     persisted = state.persisted_segments.union(change.persisted).difference(change.forgotten)
     return replace(
         state,
