@@ -4,7 +4,7 @@
 #   make run FOR=20s            the same for 20 seconds
 #   make run DEMO=0             without the fleet: publish to it yourself
 #   make test                   ruff, mypy and all tests (make test ARGS="tests/core -x")
-#   make bench                  measurements     (make bench ARGS="--only a,c --scale 0.1")
+#   make bench                  measurements     (make bench ARGS="--only http,mqtt --scale 0.1")
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
 #   make stores                 the contract of object storage on more servers (needs npm for Azure's)
