@@ -84,6 +84,10 @@ def parse_and_append(bench: Bench) -> None:
     lines = Shape().lines(bench.size(400_000, 2_000))
     bodies = joined(lines, BODY_LINES)
     peer = _peer_rate(bench, lines)
+    if peer is not None:
+        dropping = _peer_rate(bench, lines, keeps=False)
+        note = "the rates below are beside the one that keeps its dicts, as the append step keeps its rows"
+        bench.add(f"{PEER}, which drops each dict at once", dropping or 0, "lines/s", note=note)
     big, small = Bar(">=", LEAST_RATIO), Bar(">=", LEAST_RATIO_SMALL)
     per_group = GROUP_LINES // BODY_LINES
     cases: list[tuple[str, Groups, Bar | None]] = [
@@ -130,7 +134,14 @@ def shapes(bench: Bench) -> None:
 def tables(bench: Bench) -> None:
     """What a line costs with 1, 20 and 1,000 tables, when all series are known."""
     count = bench.size(300_000, 3_000)
-    _spread(bench, {f"{number:,} tables": Shape(tables=number, series=1_000) for number in (1, 20, 1_000)}, count)
+    _spread(
+        bench,
+        {
+            f"{number:,} {'table' if number == 1 else 'tables'}": Shape(tables=number, series=1_000)
+            for number in (1, 20, 1_000)
+        },
+        count,
+    )
 
 
 def series(bench: Bench) -> None:
@@ -187,13 +198,21 @@ def best_rate(work: Callable[[AppendStep], int], lines: int) -> float:
     return lines / min(run() for _ in range(ROUNDS))
 
 
-def _peer_rate(bench: Bench, lines: Iterable[bytes]) -> float | None:
-    """Lines a second of the C parser, which parses one line into dicts and stores nothing."""
+def _peer_rate(bench: Bench, lines: Iterable[bytes], *, keeps: bool = True) -> float | None:
+    """Lines a second of the C parser, which parses one line into dicts; these are kept, or dropped at once."""
     try:
         from line_protocol_parser import parse_line
     except ImportError:
         bench.skip(PEER, "not installed")
         return None
     texts = [line.decode() for line in lines][:100_000]
-    took_s = min(cpu_seconds(lambda: [parse_line(text) for text in texts]) for _ in range(ROUNDS))
-    return len(texts) / took_s
+
+    def keep() -> None:
+        kept = [parse_line(text) for text in texts]
+        assert len(kept) == len(texts)
+
+    def drop() -> None:
+        for text in texts:
+            parse_line(text)
+
+    return len(texts) / min(cpu_seconds(keep if keeps else drop) for _ in range(ROUNDS))
