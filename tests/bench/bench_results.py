@@ -17,6 +17,8 @@ from typing import Any
 
 from bench_table import HEADING, Bench, Row, seconds, shown
 
+from edge_appliance.core.append import KERNEL
+
 Items = dict[str, dict[str, Any]]
 """By item: `facts` of its run, and `rows`."""
 
@@ -109,6 +111,7 @@ def host_facts(directory: Path, scale: float) -> dict[str, str]:
         "scale": f"{scale:g}",
         "cpu": f"{os.cpu_count()} x {_cpu_model()}",
         "load average before": f"{os.getloadavg()[0]:.1f}",
+        "lines are read by": KERNEL,
         "python": platform.python_version(),
         "kernel": platform.release(),
         "fdatasync of 4 KiB, median": f"{_fsync_ms(directory):.2f} ms",
