@@ -290,7 +290,7 @@ class Appender:
             tag_names = buffer.tag_names.setdefault(head.tag_names, head.tag_names)
             ref = segment.add_series(buffer, tags)
             series_head = SeriesHead(schema.name, buffer.series[ref], head.collisions, tag_names, buffer, ref)
-            if len(heads) < MAX_HEADS_PER_SERIES * (len(buffer.series) + 1_000):
+            if len(heads) < MAX_HEADS_PER_SERIES * (segment.series_count + 1_000):
                 segment.add_head(heads, line.raw_head, series_head)
             error = self._append_line(segment, database, heads, line._replace(head=series_head), undo)
         if error is not None:

@@ -259,7 +259,7 @@ cdef class LineAppender:
         self, TailWriter writer, measurement, int64_t time_ns, Py_ssize_t number, Py_ssize_t lead
     ) except -1:
         """Whether a line's date is one of the first that its delivery brings, or at replay in no part yet."""
-        cdef int64_t day = time_ns // NS_PER_DAY - (1 if time_ns % NS_PER_DAY < 0 else 0)
+        cdef int64_t day = day_of(time_ns)
         if self.is_replay:
             self.crc = crc_of_time(self.crc, time_ns)
             self.rows += 1

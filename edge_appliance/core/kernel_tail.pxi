@@ -35,6 +35,8 @@ cdef class TailWriter:
     cdef int32_t first
     cdef uint64_t touched_in    # the call that wrote to it last
     cdef int64_t grown_bytes    # since then
+    cdef bint has_shown_day     # a day that the buffer has among its days
+    cdef int64_t shown_day
     cdef int64_t last_day
     cdef uint64_t last_day_in   # the delivery that this was in
 
@@ -74,6 +76,39 @@ cdef class TailWriter:
             tail_bytes = (<object>self.buffer).tail_bytes
             (<object>self.buffer).tail_bytes = tail_bytes + self.grown_bytes
             self.grown_bytes = 0
+
+    def publish(self):
+        """Move the mark over all rows; returns by how many bytes what is visible has grown."""
+        cdef object buffer = <object>self.buffer
+        cdef Py_ssize_t row = buffer.mark
+        cdef Py_ssize_t rows
+        cdef int64_t tail_bytes = buffer.tail_bytes
+        cdef int64_t grown_bytes = tail_bytes - <int64_t>buffer.tail_bytes_mark
+        cdef int64_t lowest = INT64_MAX
+        cdef int64_t highest = INT64_MIN
+        cdef int64_t time_ns
+        if not self.is_bound:
+            self.bind()
+        rows = Py_SIZE(self.time)
+        if rows == row:
+            return 0
+        buffer.mark = rows
+        while row < rows:
+            time_ns = self.time.data.as_longlongs[row]
+            lowest = min(lowest, time_ns)
+            highest = max(highest, time_ns)
+            if day_of(time_ns) != self.shown_day or not self.has_shown_day:
+                self.shown_day = day_of(time_ns)
+                self.has_shown_day = True
+                buffer.days.add(self.shown_day)
+            row += 1
+        if lowest < <int64_t>buffer.min_time_ns:
+            buffer.min_time_ns = lowest
+        if highest > <int64_t>buffer.max_time_ns:
+            buffer.max_time_ns = highest
+        buffer.series_mark = len(buffer.series)
+        buffer.tail_bytes_mark = tail_bytes
+        return grown_bytes
 
     cdef inline int32_t find(self, int32_t expected, const char* name, uint32_t name_bytes) except -3:
         """The column of a field's key, which is nearly always the expected one; or what the key is else."""
@@ -141,6 +176,11 @@ cdef class TailWriter:
             if field.form != FORM_NO_VALUE:
                 size_bytes += put_value(&self.columns[field.column], <uint32_t>row, field, line.line)
         self.grown_bytes += size_bytes
+
+
+cdef inline int64_t day_of(int64_t time_ns) noexcept nogil:
+    """UTC day since 1970."""
+    return time_ns // NS_PER_DAY - (1 if time_ns % NS_PER_DAY < 0 else 0)
 
 
 cdef int64_t put_value(Column* column, uint32_t row, Field* field, const char* line) except -1:

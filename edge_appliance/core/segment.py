@@ -58,6 +58,9 @@ class TailWriter(Protocol):
     def forget(self) -> None:
         """The tail is another one, or shorter: look at it anew."""
 
+    def publish(self) -> int:
+        """Do what `TableBuffer.publish` does."""
+
 
 class TableBuffer:
     """Rows of one table in one segment: frozen chunks, then the tail."""
@@ -106,6 +109,23 @@ class TableBuffer:
         self.tail_bytes = tail_bytes
         if self.writer is not None:
             self.writer.forget()
+
+    def publish(self) -> int:
+        """Move the mark over all rows; returns by how many bytes what is visible has grown."""
+        times = self.tail.time[self.mark :]
+        if times:
+            lowest, highest = min(times), max(times)
+            self.min_time_ns = min(self.min_time_ns, lowest)
+            self.max_time_ns = max(self.max_time_ns, highest)
+            if lowest // DAY_NS == highest // DAY_NS:
+                self.days.add(lowest // DAY_NS)
+            else:
+                self.days.update(time_ns // DAY_NS for time_ns in times)
+        self.mark = self.tail.rows
+        self.series_mark = len(self.series)
+        grown_bytes = self.tail_bytes - self.tail_bytes_mark
+        self.tail_bytes_mark = self.tail_bytes
+        return grown_bytes
 
     def take_chunk(self, chunk: Chunk) -> None:
         """Put the chunk that the tail was frozen to behind the others, and begin a new tail."""
@@ -156,6 +176,8 @@ class Segment:
         self._keys: list[DeliveryKey | None] = []
         """Of its deliveries: whoever drops its log file must keep the last ones."""
         self.series_bytes = 0
+        self.series_count = 0
+        """Of all tables, those beyond the mark included."""
         self._size_bytes = 0
         self._undo: list[tuple[Any, Any, list[Tags] | None]] = []
 
@@ -191,6 +213,7 @@ class Segment:
             buffer.series.append(tags)
             self._undo.append((buffer.refs, tags, buffer.series))
             self.series_bytes += _series_bytes(tags)
+            self.series_count += 1
         return ref
 
     def add_head(self, heads: Heads, raw_head: bytes, head: SeriesHead) -> None:
@@ -210,6 +233,7 @@ class Segment:
             del mapping[key]
             if series is not None:
                 self.series_bytes -= _series_bytes(series.pop())
+                self.series_count -= 1
 
     def rollback(self) -> None:
         """Drop everything beyond the mark."""
@@ -223,25 +247,14 @@ class Segment:
         return [
             (buffer, buffer.tail.freeze())
             for buffer in self.touched
-            if buffer.tail.rows >= FREEZE_ROWS or buffer.tail_bytes >= FREEZE_BYTES
+            if len(buffer.tail.time) >= FREEZE_ROWS or buffer.tail_bytes >= FREEZE_BYTES
         ]
 
     def publish(self, frozen: Iterable[tuple[TableBuffer, Chunk]]) -> None:
         """Move the mark over all rows; tails in `frozen` are replaced by their chunks."""
         for buffer in self.touched:
-            times = buffer.tail.time[buffer.mark :]
-            if times:
-                lowest, highest = min(times), max(times)
-                buffer.min_time_ns = min(buffer.min_time_ns, lowest)
-                buffer.max_time_ns = max(buffer.max_time_ns, highest)
-                if lowest // DAY_NS == highest // DAY_NS:
-                    buffer.days.add(lowest // DAY_NS)
-                else:
-                    buffer.days.update(time_ns // DAY_NS for time_ns in times)
-            buffer.mark = buffer.tail.rows
-            buffer.series_mark = len(buffer.series)
-            self._size_bytes += buffer.tail_bytes - buffer.tail_bytes_mark
-            buffer.tail_bytes_mark = buffer.tail_bytes
+            writer = buffer.writer
+            self._size_bytes += buffer.publish() if writer is None else writer.publish()
         for buffer, chunk in frozen:
             self._size_bytes += chunk.size_bytes - buffer.tail_bytes
             buffer.take_chunk(chunk)
