@@ -26,6 +26,7 @@ from edge_appliance.core.delivery import (
     Reason,
     TableDefinition,
     Tags,
+    result_of,
 )
 from edge_appliance.core.line_dates import TOO_MANY_DATES, lines_beyond_dates
 from edge_appliance.core.line_names import Limits
@@ -194,7 +195,7 @@ class Appender:
         if not errors and len(spans) == 1:
             group.results.append(_ONE_ROW)
         else:
-            group.results.append(DeliveryResult(len(spans), sorted(errors) if errors else ()))
+            group.results.append(result_of(len(spans), errors))
 
     def _append_line(
         self, segment: Segment, database: str, heads: Heads, line: Line, undo: Undo | None

@@ -15,7 +15,7 @@ cimport cython
 from cpython cimport array
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
-from cpython.object cimport PyObject, Py_SIZE
+from cpython.object cimport PyObject, PyTypeObject, Py_SIZE
 from cpython.ref cimport Py_CLEAR, Py_INCREF, Py_XDECREF
 from libc.math cimport isinf
 from libc.stdint cimport (
@@ -24,6 +24,7 @@ from libc.stdint cimport (
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 import array as _array_module  # noqa: F401 - its C interface is used
+from collections import Counter
 
 from edge_appliance.core import append_reference
 from edge_appliance.core.append_reference import MAX_CONTEXTS
@@ -31,6 +32,7 @@ from edge_appliance.core.appended import GroupAppend
 from edge_appliance.core.columns import STRING_OVERHEAD_BYTES, TailColumn
 from edge_appliance.core.delivery import (
     DIGEST_BYTES,
+    MAX_ERRORS,
     RESERVED_COLUMNS,
     RESERVED_PREFIX,
     DeliveryResult,
@@ -54,6 +56,7 @@ cdef extern from "Python.h":
     ctypedef struct PyHash_FuncDef:
         hashfunc_of_bytes hash
     PyHash_FuncDef* PyHash_GetFuncDef()
+    object call_new "((PyTypeObject*)&PyTuple_Type)->tp_new"(PyTypeObject* kind, object arguments, object keywords)
     double PyOS_string_to_double(const char*, char**, PyObject*) except? -1.0
 
 cdef extern from "strings.h" nogil:
@@ -72,6 +75,7 @@ include "kernel_tail.pxi"
 include "kernel_log.pxi"
 include "kernel_names.pxi"
 include "kernel_delivery.pxi"
+include "kernel_errors.pxi"
 include "kernel_rows.pxi"
 include "kernel_group.pxi"
 

@@ -164,13 +164,16 @@ cdef class Kernel(LineAppender):
     cdef void _open_lines(self):
         self.delivery_stamp += 1
         self.errors = None
+        self.further = None
         self.dates = None
         self.crc = UINT32_MAX
         self.lines = self.rows = self.covered = 0
 
     cdef object _result(self):
         if self.errors is not None:
-            return DeliveryResult(self.rows, sorted(self.errors))
+            if self.further is not None:
+                return DeliveryResult(self.rows, self.errors, "", self.further)
+            return DeliveryResult(self.rows, self.errors)
         if self.rows == 1:
             return ONE_ROW
         result = RESULTS.get(self.rows)

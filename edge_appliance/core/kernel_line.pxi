@@ -63,10 +63,14 @@ FAULTS = (
     (Reason.TRAILING_TEXT, "%s follows the time"),
 )
 
+cdef frozenset SHOWS_ONE = frozenset(n for n, fault in enumerate(FAULTS) if fault and fault[1].count("%s") == 1)
+cdef frozenset SHOWS_BOTH = frozenset(n for n, fault in enumerate(FAULTS) if fault and fault[1].count("%s") == 2)
+
 cdef enum:
     FIRST_PARTS = 16
     FOLLOWING_BYTES = 9     # shown of what follows a string
     TRAILING_BYTES = 96     # shown of what follows the time
+    PLAIN_BYTES = 48        # up to here a text is shown whole
 
 
 @cython.final
@@ -130,15 +134,15 @@ cdef class LineReader:
         self.shown_bytes[1] = text_end - text
         return self._fail_with(fault, at, key, key_end)
 
-    cdef tuple fault_parts(self):
-        """Reason, place and text of the fault."""
-        reason, text = FAULTS[self.fault]
-        cdef Py_ssize_t count = text.count("%s")
-        if count == 1:
-            text = text % show(self.shown[0][:self.shown_bytes[0]])
-        elif count == 2:
-            text = text % (show(self.shown[0][:self.shown_bytes[0]]), show(self.shown[1][:self.shown_bytes[1]]))
-        return reason, self.fault_at, text
+    cdef str fault_text(self, str text):
+        """The text of the fault, with the pieces of the line that it shows."""
+        if self.fault in SHOWS_ONE:
+            return text % shown_text(self.shown[0], self.shown_bytes[0])
+        if self.fault in SHOWS_BOTH:
+            return text % (
+                shown_text(self.shown[0], self.shown_bytes[0]), shown_text(self.shown[1], self.shown_bytes[1])
+            )
+        return text
 
     # Head
 
@@ -343,3 +347,15 @@ cdef class LineReader:
             raise MemoryError
         self.fields = grown
         self.field_room *= 2
+
+
+cdef str shown_text(const char* text, Py_ssize_t length):
+    """A piece of the line as `line_grammar.show` shows it."""
+    cdef Py_ssize_t at
+    if length <= PLAIN_BYTES:
+        for at in range(length):
+            if not 0x20 <= text[at] < 0x7F or text[at] == c"'" or text[at] == c"\\":
+                break
+        else:
+            return "'" + text[:length].decode("ascii") + "'"
+    return show(text[:length])

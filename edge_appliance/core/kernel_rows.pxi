@@ -1,14 +1,11 @@
 # One line to a row of its table's tail, or to an error.
 
-# A group of deliveries to rows, errors and the payload for the log.
-
 cdef object ONE_ROW = DeliveryResult(1)
 cdef dict RESULTS = {}          # of deliveries without an error, by their number of rows
 cdef bytes BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 cdef tuple KINDS = tuple(Kind)
 
 cdef enum:
-    SAMPLE_SIZE = 200           # bytes of a line in its error, as `line_split.SAMPLE_BYTES`
     MOST_RESULTS = 10_000       # numbers of rows whose result is kept
     LINES_PER_TURN = 4_096      # between two offers of the interpreter's lock
     DELIVERIES_PER_TURN = 1_024
@@ -25,13 +22,12 @@ cdef int64_t MOST_EXACT = 1LL << 53     # up to here every integer is a float
 cdef int64_t NO_LIMIT = 1LL << 62
 
 
-cdef class LineAppender:
+cdef class LineAppender(Errors):
     """Appends lines to the open segment under what is decided for the delivery in work."""
 
     cdef object owner
     cdef object limits
     cdef int64_t harmless_bytes     # a shorter line can break no limit of length
-    cdef LineReader reader
     cdef GroupLog log
     cdef uint64_t call
     cdef uint64_t line_stamp
@@ -48,7 +44,6 @@ cdef class LineAppender:
     cdef dict dates                 # None: too few lines to bring too many
     cdef uint64_t delivery_stamp
     cdef object is_covered
-    cdef list errors
     cdef uint32_t crc
     cdef Py_ssize_t lines
     cdef Py_ssize_t rows
@@ -347,17 +342,13 @@ cdef class LineAppender:
         line = Line(head, raw_head, shape, values, time_ns, number, lead + 1, span)
         error = self.owner._append_line(self.segment, self.place.database, self.place.heads, line, None)
         if error is not None:
-            self._note(error)
+            if not self._counts_only(error.reason):
+                self._note(error)
             return 0
         self.collisions += head.collisions
         return self._accept(time_ns)
 
     # What is wrong with a line
-
-    @cython.final
-    cdef int _reject_fault(self, Py_ssize_t number, Py_ssize_t lead) except -1:
-        reason, at, text = self.reader.fault_parts()
-        return self._reject(number, self.reader.line, self.reader.end, lead, at, reason, text)
 
     @cython.final
     cdef int _reject_conflict(
@@ -367,21 +358,7 @@ cdef class LineAppender:
         cdef LineReader reader = self.reader
         cdef Field* field = &reader.fields[conflict]
         name = unescaped(reader.line + field.key_at, field.key_end - field.key_at, KEY_ESCAPES).decode()
-        buffer = <object>writer.buffer
+        table = (<object>writer.buffer).schema.name
         verdict = check_kind(KINDS[field.form], field_value(field, reader.line), writer.kinds[name])
-        text = f"column {name} of table {buffer.schema.name} {verdict[1]}"
+        text = f"column {name} of table {table} {verdict[1]}"
         return self._reject(number, reader.line, reader.end, lead, field.value_at, verdict[0], text)
-
-    @cython.final
-    cdef int _reject(
-        self, Py_ssize_t number, const char* line, const char* end, Py_ssize_t lead, Py_ssize_t at, reason, text
-    ) except -1:
-        cdef bytes shown = line[:end - line] if end - line <= SAMPLE_SIZE else sample(line[:SAMPLE_SIZE + 1])
-        self._note(LineError(number, lead + at + 1, reason, text, shown))
-        return 0
-
-    @cython.final
-    cdef int _note(self, error) except -1:
-        if self.errors is None:
-            self.errors = []
-        self.errors.append(error)
