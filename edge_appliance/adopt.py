@@ -7,7 +7,7 @@ a merged set covers it. Definitions come from the footers; what only the log kno
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from edge_appliance.core.parts import encode_name, surviving
 from edge_appliance.errors import CatalogError, DiskError, FormatError
 from edge_appliance.parquet_file import PartFooter, read_footer
 from edge_appliance.quarantine import Quarantine
-from edge_appliance.store import DirectoryStore
+from edge_appliance.store_port import Store
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def rebuild_catalog(
     *,
     node: str,
     spool_dir: Path,
-    store: DirectoryStore | None,
+    store: Store | None,
     quarantine_dir: Path,
     incarnations: Collection[str] = (),
 ) -> CatalogState:
@@ -95,14 +95,19 @@ def rebuild_catalog(
     return state
 
 
-def find_parts(spool_dir: Path, store: DirectoryStore | None, node: str) -> FoundParts:
+def find_parts(spool_dir: Path, store: Store | None, node: str) -> FoundParts:
     """Read the footers of all parts in the spool, and of this node's in the store."""
     unreadable: list[Path] = []
     spooled = _footers(spool_dir.glob("*.parquet"), unreadable)
-    named = store.part_paths() if store is not None else ()
+    named = part_paths(store.directory) if store is not None and store.directory is not None else ()
     prefix = f"{encode_name(node)}-"
     stored = _footers((path for path in named if path.name.startswith(prefix)), unreadable)
     return FoundParts(tuple(spooled), tuple(f for f in stored if f.part.node == node), tuple(unreadable))
+
+
+def part_paths(directory: Path) -> Iterator[Path]:
+    """All files in a store's directory that are named like parts, in no order."""
+    return directory.glob("*/*/date=*/*.parquet")
 
 
 def _footers(paths: Iterable[Path], unreadable: list[Path]) -> list[PartFooter]:

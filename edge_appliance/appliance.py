@@ -20,14 +20,14 @@ from edge_appliance import __version__, durable, host
 from edge_appliance.buffer import Buffer
 from edge_appliance.committed import Committed
 from edge_appliance.config import Config, describe
-from edge_appliance.core.append import Appender
+from edge_appliance.core.append import KERNEL, Appender
 from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.core.memory_plan import plan_memory
 from edge_appliance.core.pressure import Policy
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DEFAULT_MAX_BYTES, DeadLetters
-from edge_appliance.errors import DiskError, PathError
+from edge_appliance.errors import DiskError
 from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import HttpServer, build_app, serve
 from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
@@ -45,9 +45,8 @@ from edge_appliance.reporter import Reporter
 from edge_appliance.restart import LogSettings, Restart
 from edge_appliance.room import IngestSettings, Room
 from edge_appliance.sql import SqlEngine
-from edge_appliance.store import DirectoryStore, PartFiles
+from edge_appliance.storage import Storage, reach_store
 from edge_appliance.systemd import Notifier, Station, Watchdog, report_suppressed
-from edge_appliance.upload import Uploader
 from edge_appliance.wal import Wal
 
 _log = logging.getLogger(__name__)
@@ -110,22 +109,13 @@ class Appliance:
         self._paths = Paths(config.node.data_dir)
         self._paths.create()
         self._lock = durable.lock_directory(self._paths.root)
-        self._store = DirectoryStore(config.store.directory)
-        self._look_at_store()
+        self._store = reach_store(config.store, self.health)
         self._catalog = open_catalog(self._paths, self._store, config.node.id, self.health)
         self._clock = ArrivalClock()
         self._build_core()
         self._build_ingest()
         self._build_sources()
         self._reporter = Reporter(self._notifier, self.health, self.metrics, self._buffer, self._loop_station)
-
-    def _look_at_store(self) -> None:
-        """Say at once when the store cannot be used; the appliance starts all the same, parts wait in the spool."""
-        try:
-            durable.make_directory(self._store.root)
-        except PathError as error:
-            _log.error("the store is not available, parts stay in the spool: %s", error)
-            self.health.degrade("store", f"not available: {error}")
 
     def _build_core(self) -> None:
         """Wire what stores and finds rows."""
@@ -138,6 +128,8 @@ class Appliance:
             config.query.memory_limit_bytes,
             config.persist.workers,
         )
+        metrics.kernel_compiled.set(KERNEL == "compiled")
+        _log.info("line protocol kernel: %s", KERNEL)
         state = self._catalog.state
         schema = load_schema(state.definitions)
         databases = {route.database for route in config.mqtt.routes}
@@ -154,8 +146,7 @@ class Appliance:
             config.memory.inbox_limit_bytes, config.wal.group_delay_s, metrics, self._loop.call_soon_threadsafe
         )
         self._dead_letters = DeadLetters(paths.dead_letters, DEFAULT_MAX_BYTES, metrics)
-        files = PartFiles(paths.spool, config.store.directory, paths.cache)
-        self._uploader = Uploader(self._store, paths.spool, paths.cache, self._catalog, self._buffer, health, metrics)
+        self._storage = Storage(config, paths, self._store, self._catalog, self._buffer, health, metrics)
         self._persister = Persister(
             self._plan.jobs,
             paths.spool,
@@ -166,10 +157,10 @@ class Appliance:
             health,
             metrics,
             stations=self._worker_stations,
-            on_parts=self._uploader.submit,
+            on_parts=self._storage.uploader.submit,
             slice_bytes=self._plan.slice_bytes,
         )
-        self._sql = SqlEngine(self._buffer, files, paths.view, config.query, metrics)
+        self._sql = SqlEngine(self._buffer, self._storage.files, paths.view, config.query, metrics)
 
     def _build_ingest(self) -> None:
         """Wire the thread between inbox, log and buffer."""
@@ -193,7 +184,7 @@ class Appliance:
             self.health,
             metrics,
             self._ingest_station,
-            Room(settings, self._buffer, relief, lambda: self._persister.failure),
+            Room(settings, self._buffer, relief, lambda: self._persister.failure, self._storage.uploader.lack),
             on_committed=lambda committed: self._post(self._tell, committed),
             on_sealed=self._persister.submit,
             on_set_aside=self._persister.submit_set_aside,
@@ -293,7 +284,7 @@ class Appliance:
         )
         is_open = restart.run()
         if is_open:
-            self._uploader.start()
+            self._storage.uploader.start()
         return is_open
 
     # Supervision
@@ -356,7 +347,7 @@ class Appliance:
             self._ingest.seal()
             self._persister.drain(MEMORY_DRAIN_S)
         self._persister.close()
-        self._uploader.close()
+        self._storage.close()
         self._wal.close()
         try:
             self._dead_letters.close()

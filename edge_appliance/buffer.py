@@ -207,6 +207,17 @@ class Buffer:
 
         self.replace(change)
 
+    def drop_parts(self, parts: Sequence[Part]) -> None:
+        """Show `parts` no more: their rows are elsewhere, or are given up."""
+        gone = frozenset(parts)
+
+        def change(state: State) -> State:
+            keys = {(part.database, part.table) for part in gone}
+            kept = {key: tuple(part for part in state.parts.get(key, ()) if part not in gone) for key in keys}
+            return replace(state, parts={**state.parts, **kept})
+
+        self.replace(change)
+
     # Reading
 
     def view(self, database: str, tables: Collection[str] | None = None) -> View:

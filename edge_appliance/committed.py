@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge_appliance.core.delivery import Ack, Delivery, DeliveryKey, DeliveryResult
+from edge_appliance.core.delivery import Acks, Delivery, DeliveryKey, DeliveryResult
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
     """What may be told to the senders now that a group is durable, in receive order."""
 
-    acks: Sequence[Ack]
+    acks: Sequence[Acks]
     results: Sequence[tuple[Callable[[DeliveryResult], None], DeliveryResult]]
 
 

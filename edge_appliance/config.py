@@ -19,6 +19,7 @@ from edge_appliance import config_values as values
 from edge_appliance import host
 from edge_appliance.config_files import Document, KeyPath, read_documents
 from edge_appliance.config_reader import Reader, section_keys
+from edge_appliance.config_store import SpoolSection, StoreSection, derive_store
 from edge_appliance.config_values import Key, Secret, size_text
 from edge_appliance.core.memory_plan import INBOX_SHARE, PLANNED_SHARE, QUERY_SHARE, plan_memory
 from edge_appliance.core.route import RouteSettings, parse_template
@@ -135,12 +136,6 @@ class PersistSection(msgspec.Struct, frozen=True):
     workers: Annotated[int, Key("workers", 0, values.integer(0, 256))]
 
 
-class StoreSection(msgspec.Struct, frozen=True):
-    """[store]: where parts go."""
-
-    directory: Annotated[Path, Key("url", "", values.optional(values.directory_url))]
-
-
 class QuerySection(msgspec.Struct, frozen=True):
     """[query]: limits of one SQL query."""
 
@@ -200,6 +195,7 @@ class Config(msgspec.Struct, frozen=True):
     wal: WalSection
     persist: PersistSection
     store: StoreSection
+    spool: SpoolSection
     query: QuerySection
     http: HttpSection
     log: LogSection
@@ -217,6 +213,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "wal": WalSection,
     "persist": PersistSection,
     "store": StoreSection,
+    "spool": SpoolSection,
     "query": QuerySection,
     "http": HttpSection,
     "log": LogSection,
@@ -301,7 +298,10 @@ class _Loader:
         node, memory, segment = fields["node"], fields["memory"], fields["segment"]
         node["id"] = node["id"] or host.default_node_id()
         fields["mqtt"]["client_id"] = fields["mqtt"]["client_id"] or f"edge-appliance-{node['id']}"
-        fields["store"]["directory"] = fields["store"]["directory"] or node["data_dir"] / "store"
+        is_checked = self._purpose != "ask"
+        self._notices += derive_store(
+            self._reader, fields["store"], node["data_dir"], self._environ, is_checked=is_checked
+        )
         fields["persist"]["workers"] = min(fields["persist"]["workers"] or sys.maxsize, host.usable_cores())
         usable_bytes = self._usable_bytes = host.usable_memory_bytes()
         for key in ("buffer_limit_bytes", "host_reserve_bytes"):
@@ -352,7 +352,7 @@ class _Loader:
         )
         relate(
             [("store", "url"), ("node", "data_dir")],
-            lambda: fields["store"]["directory"] == fields["node"]["data_dir"],
+            lambda: fields["store"]["url"].directory == fields["node"]["data_dir"],
             lambda: "the store needs a directory of its own, not node.data_dir itself",
         )
 

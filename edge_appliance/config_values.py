@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 Parser = Callable[[object], object]
 
@@ -296,17 +295,6 @@ def absolute_path(value: object) -> Path:
     path = Path(text(value))
     if not path.is_absolute():
         raise ValueError(f"expected an absolute path{_got(value)}")
-    return path
-
-
-def directory_url(value: object) -> Path:
-    """Return the directory of a file:// URL; no other store exists yet."""
-    url = urlsplit(text(value))
-    if url.scheme in ("s3", "gs", "az", "abfs", "abfss", "http", "https"):
-        raise ValueError(f"this release ships to directories only (file:///path); {url.scheme}:// is not available yet")
-    path = Path(unquote(url.path))
-    if url.scheme != "file" or url.netloc not in ("", "localhost") or not path.is_absolute() or url.query:
-        raise ValueError(f"expected file:// and an absolute path, such as file:///srv/store{_got(value)}")
     return path
 
 

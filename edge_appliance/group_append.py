@@ -13,20 +13,19 @@ from edge_appliance.core.append import Appender
 from edge_appliance.core.appended import GroupAppend
 from edge_appliance.core.delivery import Delivery, DeliveryKey, LineError, Reason
 from edge_appliance.core.segment import Segment
-from edge_appliance.core.wal_record import encode_group
 
 _log = logging.getLogger(__name__)
 
 
 def append_group(
     appender: Appender, segment: Segment, deliveries: Sequence[Delivery], keys: Sequence[DeliveryKey | None]
-) -> tuple[GroupAppend, bytes]:
-    """Append beyond the mark; returns what was appended, and the payload of its log record.
+) -> GroupAppend:
+    """Append beyond the mark, and encode for the log.
 
     Sets `reject` of the deliveries that cannot be appended.
     """
     try:
-        return _append(appender, segment, deliveries, keys)
+        return appender.append_group(segment, deliveries, keys)
     except MemoryError:
         raise  # says nothing about the delivery
     except Exception:
@@ -34,24 +33,17 @@ def append_group(
         take_back(appender, segment)
     for delivery, key in zip(deliveries, keys, strict=True):
         try:
-            _append(appender, segment, [delivery], [key])
+            appender.append_group(segment, [delivery], [key])
         except MemoryError:
             raise
         except Exception as error:  # whatever it is, it is this delivery's alone
             text = f"{type(error).__name__}: {error}"
             delivery.reject = LineError(0, 0, Reason.INTERNAL_ERROR, text, delivery.payload)
         take_back(appender, segment)
-    return _append(appender, segment, deliveries, keys)
+    return appender.append_group(segment, deliveries, keys)
 
 
 def take_back(appender: Appender, segment: Segment) -> None:
     """Drop rows and definitions beyond the mark."""
     segment.rollback()
     appender.schema.rollback()
-
-
-def _append(
-    appender: Appender, segment: Segment, deliveries: Sequence[Delivery], keys: Sequence[DeliveryKey | None]
-) -> tuple[GroupAppend, bytes]:
-    appended = appender.append_group(segment, deliveries, keys)
-    return appended, encode_group(appended.record)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -43,11 +45,13 @@ class ReplayProgress:
 class Health:
     """Phase, replay progress, the reason intake is held, and all degraded reasons."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
         self._lock = threading.Lock()
         self._phase = Phase.STARTING
         self._progress = ReplayProgress()
         self._degraded: dict[str, str] = {}
+        self._since_s: dict[str, float] = {}
         self._held: dict[str, str] = {}
         self._facts: dict[str, str] = {}
 
@@ -75,21 +79,33 @@ class Health:
         """Report progress of the replay."""
         self._progress = progress
 
-    def degrade(self, key: str, reason: str) -> None:
-        """Something works with less than what was promised, until `restore(key)`."""
+    def degrade(self, key: str, reason: str, since_s: float | None = None) -> None:
+        """Something works with less than what was promised, until `restore(key)`.
+
+        With `since_s`, by the monotonic clock, the reason is shown with how long it has lasted.
+        """
         with self._lock:
             self._degraded[key] = reason
+            self._since_s.pop(key, None)
+            if since_s is not None:
+                self._since_s[key] = since_s
 
     def restore(self, key: str) -> None:
         """The condition `key` is over; unknown keys are fine."""
         with self._lock:
             self._degraded.pop(key, None)
+            self._since_s.pop(key, None)
 
     @property
     def degraded(self) -> dict[str, str]:
         """Degraded reasons by key, those that hold intake among them."""
         with self._lock:
-            return {**self._degraded, **self._held}
+            return {**self._timed(), **self._held}
+
+    def _timed(self) -> dict[str, str]:
+        now_s = self._clock_s()
+        lasting = {key: f" (for {duration_text(now_s - since_s)})" for key, since_s in self._since_s.items()}
+        return {key: reason + lasting.get(key, "") for key, reason in self._degraded.items()}
 
     def hold(self, key: str, reason: str) -> None:
         """Nothing is acknowledged for this reason (disk full, disk failing, buffer full), until `release(key)`."""
@@ -125,4 +141,16 @@ class Health:
         with self._lock:
             held = [f"not acknowledging: {reason}" for reason in self._held.values()]
             facts = (fact for key, fact in self._facts.items() if key not in self._degraded)
-            return "; ".join([*held, *self._degraded.values(), *facts]) or "running"
+            return "; ".join([*held, *self._timed().values(), *facts]) or "running"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration for people, in its two largest units: `45 s`, `4 min`, `3 h 12 min`, `2 d 5 h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3_600} h {whole // 60 % 60} min"
+    return f"{whole // 86_400} d {whole // 3_600 % 24} h"

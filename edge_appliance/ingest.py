@@ -181,10 +181,10 @@ class Ingest:
         held = self._buffer.memory.reserve("group", _group_bytes(fresh))
         try:
             with self._station.within(APPEND_LIMIT_S):
-                appended, payload = append_group(self._appender, self._buffer.state.open, fresh, keys)
+                appended = append_group(self._appender, self._buffer.state.open, fresh, keys)
             self._rejects.keep(fresh, appended.results)
-            if appended.entries:
-                durable = self._log_group(fresh, keys, appended, payload)
+            if appended.payload:
+                durable = self._log_group(fresh, keys, appended)
                 if durable is None:
                     return
                 appended = durable
@@ -204,7 +204,7 @@ class Ingest:
         self._metrics.commit_seconds.observe(time.monotonic() - started_s)
 
     def _log_group(
-        self, deliveries: list[Delivery], keys: list[DeliveryKey | None], appended: GroupAppend, payload: bytes
+        self, deliveries: list[Delivery], keys: list[DeliveryKey | None], appended: GroupAppend
     ) -> GroupAppend | None:
         """Make a group durable; after a failure in a new file, with its rows in the new segment.
 
@@ -212,9 +212,9 @@ class Ingest:
         """
         refuse = partial(refuse_http, deliveries, keys, self._on_committed)
         attempt = 0
-        while appended.entries:  # until it is written, or all of it was refused
+        while appended.payload:  # until it is written, or all of it was refused
             try:
-                self._write(payload)
+                self._write(appended.payload)
                 break
             except DiskError as error:
                 self._metrics.wal_failures.add()
@@ -226,7 +226,7 @@ class Ingest:
                     refuse()
                     return None
                 attempt += 1
-                appended, payload = append_group(self._appender, self._buffer.state.open, deliveries, keys)
+                appended = append_group(self._appender, self._buffer.state.open, deliveries, keys)
         self._health.release("log")
         return appended
 

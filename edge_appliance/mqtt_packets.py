@@ -14,6 +14,11 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+try:
+    from edge_appliance.mqtt_frames import cut_publishes as _cut_publishes
+except ImportError:  # not compiled: slower, and the same
+    _cut_publishes = None  # type: ignore[assignment]
+
 DUP: Final = 0x08
 QOS1: Final = 0x02
 RETAIN: Final = 0x01
@@ -95,6 +100,10 @@ class Framer:
         position, end = 0, len(data)
         limit = self._max_packet_bytes
         while position < end:
+            if _cut_publishes is not None:  # nearly all packets
+                position = _cut_publishes(data, position, self._has_properties, limit, Publish, packets)
+                if position == end:
+                    break
             try:
                 length, body = _variable_length(data, position + 1)
             except IndexError:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, zip_longest
 from typing import Final
 
 MAX_DELAY_S: Final = 30.0
@@ -49,7 +49,7 @@ class Subscriptions:
 
     def answered(self, packet_id: int, codes: Sequence[int]) -> None:
         """A SUBACK came, with one code a filter; a missing code is a refusal, an unknown id is nothing."""
-        for name, code in itertools.zip_longest(self._asked.pop(packet_id, ()), codes, fillvalue=REFUSED):
+        for name, code in zip_longest(self._asked.pop(packet_id, ()), codes, fillvalue=REFUSED):
             if not isinstance(name, str):  # more codes than filters
                 break
             self.granted.pop(name, None)
@@ -82,38 +82,32 @@ class AckOrder:
 
     def __init__(self) -> None:
         self._order: deque[int] = deque()
-        self._open: dict[int, int] = {}
-        """How often each id is in `_order`."""
-        self._finished: dict[int, int] = {}
-        """How many of those are finished; finishing is in receive order, so it is the first ones."""
+        self._finished: Counter[int] = Counter()
+        """Finished ones that wait for others; of an id that is open more than once, they are the first."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     def took(self, packet_ids: Iterable[int]) -> None:
         """Remember deliveries that will need an acknowledgement."""
-        count = self._open
-        for packet_id in packet_ids:
-            self._order.append(packet_id)
-            count[packet_id] = count.get(packet_id, 0) + 1
+        self._order.extend(packet_ids)
 
-    def finish(self, packet_ids: Iterable[int]) -> list[int]:
+    def finish(self, packet_ids: Sequence[int]) -> list[int]:
         """Note finished deliveries; return the ids that may be acknowledged now. Unknown ids are ignored."""
-        order, count, finished = self._order, self._open, self._finished
+        order, finished = self._order, self._finished
+        ready = list(islice(order, len(packet_ids)))
+        if not finished and ready == list(packet_ids):  # as nearly always
+            for _ in ready:
+                order.popleft()
+            return ready
+        count = Counter(order)
         for packet_id in packet_ids:
-            done = finished.get(packet_id, 0)
-            if done < count.get(packet_id, 0):
-                finished[packet_id] = done + 1
+            if finished[packet_id] < count[packet_id]:
+                finished[packet_id] += 1
         ready = []
-        while order and finished.get(order[0]):
+        while order and finished[order[0]]:
             packet_id = order.popleft()
+            finished[packet_id] -= 1
             ready.append(packet_id)
-            _take_one(count, packet_id)
-            _take_one(finished, packet_id)
+        self._finished = +finished
         return ready
-
-
-def _take_one(counts: dict[int, int], packet_id: int) -> None:
-    left = counts.pop(packet_id) - 1
-    if left:
-        counts[packet_id] = left

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from edge_appliance.core.delivery import Ack, ArrivalClock, Delivery
+from edge_appliance.core.delivery import Acks, ArrivalClock, Delivery
 from edge_appliance.core.route import RouteTable
 from edge_appliance.health import Health
 from edge_appliance.metrics import Metrics
@@ -115,15 +115,14 @@ class MqttSource:
             if self._link is not None:
                 self._link.close("cancelled")
 
-    def acknowledge(self, acks: Sequence[Ack]) -> None:
+    def acknowledge(self, acks: Sequence[Acks]) -> None:
         """Send the PUBACKs of finished deliveries, joined; those of an earlier connection are dropped and counted."""
-        link, epoch = self._link, self._epoch
-        current: list[int] = []
-        if link is not None and link.can_acknowledge:
-            current = [packet_id for ack_epoch, packet_id in acks if ack_epoch == epoch]
-            self._metrics.acked.add(len(link.acknowledge(current)))
-        if len(current) < len(acks):
-            self._metrics.stale_acks.add(len(acks) - len(current))
+        link = self._link
+        for epoch, packet_ids in acks:
+            if link is not None and link.can_acknowledge and epoch == self._epoch:
+                self._metrics.acked.add(len(link.acknowledge(packet_ids)))
+            else:
+                self._metrics.stale_acks.add(len(packet_ids))
 
     def pause_for_stop(self) -> None:
         """Stop reading at once and connect no more; acks of what was read can still be sent."""

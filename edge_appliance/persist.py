@@ -43,7 +43,7 @@ from edge_appliance.metrics import Metrics
 from edge_appliance.part_writer import PartWriter
 from edge_appliance.persist_ports import LogFiles, RowOwner, Rows, SealedSegment
 from edge_appliance.quarantine import count_files
-from edge_appliance.store import count_parts
+from edge_appliance.spool import count_parts
 from edge_appliance.systemd import Station
 
 _log = logging.getLogger(__name__)

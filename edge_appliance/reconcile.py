@@ -9,20 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from edge_appliance.adopt import rebuild_catalog
+from edge_appliance.adopt import part_paths, rebuild_catalog
 from edge_appliance.catalog import Catalog
-from edge_appliance.core.parts import encode_name
+from edge_appliance.core.parts import encode_name, part_key, part_name
 from edge_appliance.core.wal_frame import FileHeader
-from edge_appliance.errors import CatalogError, FormatError, StoreError
+from edge_appliance.errors import CatalogError, FormatError
 from edge_appliance.health import Health
 from edge_appliance.paths import Paths
-from edge_appliance.store import DirectoryStore, PartFiles, clean_spool
+from edge_appliance.spool import clean_spool, has_size
+from edge_appliance.store_port import Store
 from edge_appliance.wal_file import SUFFIX, open_file
 
 _log = logging.getLogger(__name__)
 
 
-def open_catalog(paths: Paths, store: DirectoryStore, node: str, health: Health) -> Catalog:
+def open_catalog(paths: Paths, store: Store, node: str, health: Health) -> Catalog:
     """Open or rebuild the catalog and tidy the spool by it; raises CatalogError, DiskError when neither is possible."""
     headers = _log_headers(paths)
     catalog, reason = _try_open(paths, store, node, headers)
@@ -40,13 +41,11 @@ def open_catalog(paths: Paths, store: DirectoryStore, node: str, health: Health)
         catalog = Catalog.open(paths.catalog, node=node)
     for name in clean_spool(paths.spool, catalog.state.parts, is_trusted=not reason):
         _log.info("%s in the spool was left by a crash and is deleted: its rows are in the log", name)
-    _report_missing(catalog, PartFiles(paths.spool, store.root, paths.cache), health)
+    _report_missing(catalog, paths, store, health)
     return catalog
 
 
-def _try_open(
-    paths: Paths, store: DirectoryStore, node: str, headers: Sequence[FileHeader]
-) -> tuple[Catalog | None, str]:
+def _try_open(paths: Paths, store: Store, node: str, headers: Sequence[FileHeader]) -> tuple[Catalog | None, str]:
     """Open the catalog when it can be trusted; else why it cannot."""
     try:
         catalog = Catalog.open(paths.catalog, node=node)
@@ -75,20 +74,25 @@ def _log_headers(paths: Paths) -> list[FileHeader]:
     return headers
 
 
-def _has_parts(paths: Paths, store: DirectoryStore, node: str) -> bool:
+def _has_parts(paths: Paths, store: Store, node: str) -> bool:
     spooled = any(path.suffix == ".parquet" for path in paths.spool.iterdir())
+    if spooled or store.directory is None:
+        # What an earlier state directory left in object storage has names of its own, and no start waits for a network.
+        return spooled
     # A node's name may begin with that of another: what follows it are incarnation, two ranks and slice.
-    return spooled or any(path.name.rsplit("-", 4)[0] == encode_name(node) for path in store.part_paths())
+    return any(path.name.rsplit("-", 4)[0] == encode_name(node) for path in part_paths(store.directory))
 
 
-def _report_missing(catalog: Catalog, files: PartFiles, health: Health) -> None:
+def _report_missing(catalog: Catalog, paths: Paths, store: Store, health: Health) -> None:
     """A listed part without a file is rows that a query cannot see: say so, and delete nothing for it."""
     missing = []
     for part in catalog.state.parts:
-        try:
-            files.open_path(part)
-        except StoreError as error:
-            missing.append(str(error))
+        places = [paths.spool / part_name(part), paths.cache / part_name(part)]
+        if store.directory is not None:
+            places.append(store.directory / part_key(part))
+        is_elsewhere = part.is_stored and store.directory is None
+        if not is_elsewhere and not any(has_size(place, part.size_bytes) for place in places):
+            missing.append(part_key(part))
     if missing:
         _log.error("%d listed parts have no whole file, first: %s", len(missing), missing[0])
         health.degrade("missing_parts", f"{len(missing)} listed parts have no whole file, first: {missing[0]}")

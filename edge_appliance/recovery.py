@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,14 @@ from edge_appliance.core.redelivery import RecentDeliveries
 from edge_appliance.core.segment import Segment, TableBuffer
 from edge_appliance.core.set_aside import set_aside, without_times
 from edge_appliance.core.wal_frame import KNOWN_TYPES, FileHeader, Frame, FrameType
-from edge_appliance.core.wal_record import GroupRecord, PersistBegin, decode_begin, decode_group
+from edge_appliance.core.wal_record import (
+    GroupRecord,
+    LoggedGroup,
+    PersistBegin,
+    decode_begin,
+    decode_group,
+    encode_group,
+)
 from edge_appliance.core.wal_scan import Damage
 from edge_appliance.errors import EdgeError, FormatError
 from edge_appliance.group_append import take_back
@@ -189,22 +196,22 @@ class Replay:
         """
         segment = self._buffer.state.open
         try:
-            record = decode_group(frame.payload)
+            group = decode_group(frame.payload)
         except FormatError as error:
             self._note_damage(file, Damage(frame.offset, frame.length, error.reason, frame.sequence, frame.sequence))
             return 1
         if is_known:
-            self._remember(segment, record)
+            self._remember(segment, group)
             return 0
         try:
-            mismatches = self._append_record(segment, record, is_covered)
+            mismatches = self._append_group(segment, group, is_covered)
         except MemoryError:
             raise  # says nothing about the lines: left out, they would be lost
         except Exception:  # whatever these lines bring out, it would bring it out at every start
             _log.exception("%s at byte %d", file.path, frame.offset)
             take_back(self._appender, segment)
-            mismatches = self._append_each(segment, record, is_covered)
-        self._remember(segment, record)
+            mismatches = self._append_each(segment, group, is_covered)
+        self._remember(segment, group)
         for mismatch in mismatches:
             _log.warning("%s at byte %d: %s", file.path, frame.offset, mismatch)
         return len(mismatches)
@@ -219,19 +226,20 @@ class Replay:
                         for definition in decode_group(found.payload).definitions:
                             self._appender.schema.define(definition)
 
-    def _append_record(self, segment: Segment, record: GroupRecord, is_covered: IsCovered | None) -> list[str]:
+    def _append_group(self, segment: Segment, group: LoggedGroup, is_covered: IsCovered | None) -> list[str]:
         """Append and publish; returns what gave other rows than logged."""
-        result = self._appender.append_logged(segment, record, is_covered)
+        result = self._appender.append_logged(segment, group, is_covered)
         self._buffer.publish()
         self.done.lines += result.lines
         return result.mismatches
 
-    def _append_each(self, segment: Segment, record: GroupRecord, is_covered: IsCovered | None) -> list[str]:
+    def _append_each(self, segment: Segment, group: LoggedGroup, is_covered: IsCovered | None) -> list[str]:
         """Append entry by entry, and leave out those that fail."""
         mismatches: list[str] = []
-        for entry in record.entries:
+        for entry in group.entries():
+            alone = decode_group(encode_group(GroupRecord(group.parser_version, group.definitions, [entry])))
             try:
-                mismatches += self._append_record(segment, replace(record, entries=[entry]), is_covered)
+                mismatches += self._append_group(segment, alone, is_covered)
             except MemoryError:
                 raise
             except Exception as error:  # as above; the file is kept, so nothing is lost for good
@@ -239,10 +247,10 @@ class Replay:
                 mismatches.append(f"{len(entry.spans)} lines are left out: {type(error).__name__}: {error}")
         return mismatches
 
-    def _remember(self, segment: Segment, record: GroupRecord) -> None:
+    def _remember(self, segment: Segment, group: LoggedGroup) -> None:
         done = self.done
-        done.last_arrival_ns = max([done.last_arrival_ns, *(entry.arrival_ns for entry in record.entries)])
-        keys = [entry.key for entry in record.entries]
+        done.last_arrival_ns = max([done.last_arrival_ns, *group.arrivals])
+        keys = group.keys()
         done.recent.add(keys)
         segment.keep_keys(keys)
 

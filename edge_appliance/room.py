@@ -37,18 +37,27 @@ class Room:
     """Looks at all that a group needs, for the ingest thread."""
 
     def __init__(
-        self, settings: IngestSettings, buffer: Buffer, relief: Relief, persist_failure: Callable[[], str]
+        self,
+        settings: IngestSettings,
+        buffer: Buffer,
+        relief: Relief,
+        persist_failure: Callable[[], str],
+        spool_lack: Callable[[], str] = lambda: "",
     ) -> None:
         self._settings = settings
         self._buffer = buffer
         self.relief = relief
         self._persist_failure = persist_failure
+        self._spool_lack = spool_lack
+        """Why the spool has no room; empty while it has."""
         self._is_read_only = False
 
     def lack(self, now_s: float, log: Log) -> str:
         """What there is no room in, in words for STATUS=; empty when a group can be taken."""
         if full := self.relief.cool_down(now_s, self._persist_failure()):
             return full
+        if reason := self._spool_lack():
+            return reason
         settings = self._settings
         if log.total_bytes >= settings.wal_max_bytes:
             oldest = self._buffer.state.sealed[:1]

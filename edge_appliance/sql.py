@@ -13,6 +13,7 @@ table `Pump` is written `"Pump"`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -142,6 +143,7 @@ class SqlEngine:
         self._settings = settings
         self._metrics = metrics
         self._memory = MemoryGuard(settings.memory_limit_bytes)
+        self._part_files = part_files
         self._files = ViewFiles(view_dir, part_files)
         self._slots = threading.BoundedSemaphore(max_concurrent)
         self._closed = threading.Event()
@@ -222,7 +224,7 @@ class SqlEngine:
             workshop = df.SessionContext(self._config(statement.bounds), self._runtime)
             rows: dict[str, int] = dict.fromkeys(("generate_series()", "range()"), statement.bounds.series_rows)
             prepared = {
-                name: self._build(workshop, held, rows, view[name], columns[name], need, statement.bounds)
+                name: self._build(workshop, held, rows, view[name], columns[name], need, statement)
                 for name, need in needs.items()
                 if name in view
             }
@@ -291,7 +293,7 @@ class SqlEngine:
         view: TableView,
         columns: tuple[ColumnDefinition, ...],
         need: Need,
-        bounds: Bounds,
+        statement: _Statement,
     ) -> Table:
         """The table as the statement shall see it: each key once, nothing that it does not need.
 
@@ -303,13 +305,16 @@ class SqlEngine:
         rows[sources.alone] = sum(part.rows for part in plan.alone)
         rows[sources.shared] = sum(shared.part.rows for shared in plan.shared)
         if plan.alone or plan.shared:
+            parts = [*plan.alone, *(shared.part for shared in plan.shared)]
+            check = functools.partial(self._raise_if_ended, statement)
+            held.enter_context(self._part_files.held(parts, statement.deadline_s, check))
             alone, shared = held.enter_context(self._files.linked(plan.alone, plan.shared))
             schema = file_schema(columns)
             workshop.register_listing_table(sources.alone, alone, schema=schema)
             if plan.shared:
                 labels = [(name, pa.int64()) for name in (PART_COLUMN, LO_COLUMN, HI_COLUMN)]
                 workshop.register_listing_table(sources.shared, shared, labels, schema=schema)
-        hot = hot_partitions(plan, columns, need.columns, bounds.batch_rows)
+        hot = hot_partitions(plan, columns, need.columns, statement.bounds.batch_rows)
         rows[sources.hot] = sum(batch.num_rows for half in hot for batch in half)
         workshop.register_record_batches(sources.hot, hot)
         return workshop.sql(table_sql(plan, columns, need.columns, need.bounds, sources)).into_view()

@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -33,6 +33,12 @@ class PartLocator(Protocol):
 
     def open_path(self, part: Part) -> Path:
         """Path of an existing local copy; raises StoreError when there is none."""
+
+    def held(self, parts: Collection[Part], until_s: float, check: Callable[[], None]) -> AbstractContextManager[None]:
+        """Local copies of `parts` until the block ends; raises QueryError when some cannot be had until `until_s`.
+
+        Whatever `check` raises ends the wait for them.
+        """
 
 
 _Key = tuple[tuple[Part, ...], tuple[SharedPart, ...]]

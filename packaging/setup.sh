@@ -44,7 +44,8 @@ install_packages() {
 fingerprint() {
     pwd
     "$python" -c 'import sys; print(sys.version, sys.prefix)'
-    cat pyproject.toml
+    cat pyproject.toml setup.py edge_appliance/*.pyx edge_appliance/core/*.p[yx][xi]
+    command -v cc || true
 }
 
 make_environment() {

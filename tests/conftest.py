@@ -1,6 +1,6 @@
-"""Makes the helpers in tests/support importable by every test."""
+"""Makes the helpers in tests/support, and the parts of the bench, importable by every test."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
+sys.path[:0] = [str(Path(__file__).parent / name) for name in ("support", "bench")]

@@ -18,7 +18,7 @@ from edge_appliance.core.catalog_state import CatalogState
 from edge_appliance.core.delivery import ColumnDefinition, Kind, TableDefinition
 from edge_appliance.core.parts import Part, cover_intervals, part_key, part_name
 from edge_appliance.parquet_file import PartFooter, write_part
-from edge_appliance.store import DirectoryStore
+from edge_appliance.store_directory import DirectoryStore
 
 DAY = dt.date(2026, 1, 2)
 COLUMNS = (ColumnDefinition("host", Kind.TAG), ColumnDefinition("f", Kind.FLOAT))

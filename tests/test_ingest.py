@@ -420,25 +420,26 @@ def test_sync_of_nothing_is_not_counted(make_core):
 
 
 def poison(core: Core, monkeypatch, marker: bytes) -> None:
-    """From now on appending a payload with `marker` fails half-way, behind a row and a definition."""
-    real = core.appender._append_delivery
+    """From now on appending a payload with `marker` fails, behind rows and definitions that were added."""
+    real = core.appender.append_group
 
-    def fail(segment, group, delivery, key):
-        real(segment, group, delivery, key)
-        if marker in delivery.payload:
+    def fail(segment, deliveries, keys):
+        done = real(segment, deliveries, keys)
+        if any(marker in delivery.payload for delivery in deliveries if delivery.reject is None):
             raise ZeroDivisionError("a fault of ours")
+        return done
 
-    monkeypatch.setattr(core.appender, "_append_delivery", fail)
+    monkeypatch.setattr(core.appender, "append_group", fail)
 
 
 def test_want_of_memory_rejects_no_delivery(core, monkeypatch):
     """It says nothing about a delivery: the thread ends without an ack, also while it looks for one to blame."""
     tries = iter([ZeroDivisionError, MemoryError])
 
-    def fail(segment, group, delivery, key):
+    def fail(segment, deliveries, keys):
         raise next(tries)
 
-    monkeypatch.setattr(core.appender, "_append_delivery", fail)
+    monkeypatch.setattr(core.appender, "append_group", fail)
     with pytest.raises(MemoryError):
         core.write(b"p v=1 1")
     assert (core.acked, list(read_dead_letters(core.paths.dead_letters))) == ([], [])

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_appliance import mqtt_packets
 from edge_appliance.mqtt_packets import DUP, KEPT_BYTES, QOS1, RETAIN, Framer, Packet, Publish, pubacks
 
 LIMIT = 1 << 20
+COMPILED = mqtt_packets._cut_publishes
+
+
+@pytest.fixture(params=["python"] + ["compiled"] * (COMPILED is not None), scope="module", autouse=True)
+def implementation(request) -> Iterator[None]:
+    """Every test here runs with and without the compiled shortcut."""
+    mqtt_packets._cut_publishes = COMPILED if request.param == "compiled" else None
+    yield
+    mqtt_packets._cut_publishes = COMPILED
 
 
 def length_bytes(number: int) -> bytes:
@@ -174,3 +185,24 @@ def test_pubacks_are_joined_in_order() -> None:
     """Each id gives a four-byte PUBACK, in the order given."""
     assert pubacks([1, 65535, 256]) == b"\x40\x02\x00\x01\x40\x02\xff\xff\x40\x02\x01\x00"
     assert pubacks([]) == b""
+
+
+pieces = st.one_of(
+    st.sampled_from([STREAM_5, publish(), publish(payload=b""), publish(b""), publish(flags=0), publish(flags=4)]),
+    st.sampled_from([publish(packet_id=0), publish(properties=b"\x80"), publish(payload=b"p" * 200), b"\x30\x01a"]),
+    st.sampled_from([publish(payload=b"p" * 20_000), b"\x30\x80", b"\x32\xff\xff\xff\xff", b"\xc0\x00"]),
+    st.binary(max_size=6),
+)
+
+
+@pytest.mark.skipif(COMPILED is None, reason="the shortcut was not built")
+@given(st.lists(pieces, max_size=8).map(b"".join), st.lists(st.integers(0, 2_000), max_size=4), st.booleans())
+def test_compiled_shortcut_changes_nothing(stream: bytes, cuts: list[int], has_properties: bool) -> None:
+    """Packets, faults and what is held are the same with and without it, on any stream in any pieces."""
+    seen = []
+    for shortcut in (COMPILED, None):
+        mqtt_packets._cut_publishes = shortcut
+        one = framer(has_properties=has_properties, limit=5_000)
+        edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+        seen.append(([one.feed(stream[a:b]) for a, b in itertools.pairwise(edges)], one.fault, one._held_bytes))
+    assert seen[0] == seen[1]

@@ -26,7 +26,7 @@ from edge_appliance.health import Health
 from edge_appliance.metrics import Metrics
 from edge_appliance.parquet_file import read_footer
 from edge_appliance.persist import Persister
-from edge_appliance.store import PartFiles, clean_spool
+from edge_appliance.spool import clean_spool
 from edge_appliance.systemd import Station
 
 DEADLINE_S = 20.0
@@ -163,9 +163,8 @@ def test_segment_becomes_listed_parts(world: World) -> None:
     assert {(part.table, part.date) for part in parts} == {
         (table, dt.date(1970, 1, day)) for table in ("cpu", "mem") for day in (1, 2)
     }
-    files = PartFiles(world.spool, None, world.spool)
     for part in parts:
-        footer = read_footer(files.open_path(part))
+        footer = read_footer(world.spool / part_name(part))
         assert footer.part == part
         assert footer.segments == (3, 3)
         assert (part.rank_lo, part.rank_hi, part.node) == (7, 7, "gw-01")
@@ -544,8 +543,7 @@ def test_crash_anywhere_ends_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     again = World(tmp_path)
     state = again.catalog.state
     clean_spool(again.spool, state.parts, is_trusted=True)
-    files = PartFiles(again.spool, None, again.spool)
-    assert sum(pq.read_metadata(files.open_path(part)).num_rows for part in state.parts) in (0, 40)
+    assert sum(pq.read_metadata(again.spool / part_name(part)).num_rows for part in state.parts) in (0, 40)
     is_in_log = log.exists() and 3 not in state.persisted_segments
     assert is_in_log is not bool(state.parts)
     assert {path.name for path in again.spool.iterdir()} == set(map(part_name, state.parts))

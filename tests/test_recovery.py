@@ -16,7 +16,7 @@ from edge_appliance.core.wal_record import GroupRecord, encode_group
 from edge_appliance.errors import DiskError
 from edge_appliance.reconcile import open_catalog
 from edge_appliance.recovery import Replay
-from edge_appliance.store import DirectoryStore
+from edge_appliance.store_directory import DirectoryStore
 from edge_appliance.wal_file import open_file
 
 
@@ -432,14 +432,15 @@ def test_lines_that_bring_out_a_fault_do_not_stop_the_start(core, monkeypatch):
     """Replay leaves out what it cannot append, keeps the file, says so, and has everything else."""
     core.write(b"p v=1 1", b"p v=2,poison=1i 2\nr v=1 2", b"p v=3,w=2i 3")
     core.write(b"q v=4 4")
-    real = Appender._append_entry
+    real = Appender.append_logged
 
-    def fail(self, segment, entry, is_covered, done):
-        real(self, segment, entry, is_covered, done)
-        if b"poison" in entry.spans[0]:
+    def fail(self, segment, group, is_covered):
+        done = real(self, segment, group, is_covered)
+        if b"poison" in group.text:
             raise ZeroDivisionError("a fault of ours")
+        return done
 
-    monkeypatch.setattr(Appender, "_append_entry", fail)
+    monkeypatch.setattr(Appender, "append_logged", fail)
     again = core.restart()
     assert [(row[0], row[2]) for row in again.rows()] == [("p", 1), ("p", 3), ("q", 4)]
     assert "wal_mismatch" in again.health.degraded
@@ -455,10 +456,10 @@ def test_want_of_memory_leaves_out_no_line(core, monkeypatch):
     core.write(b"p v=1 1", b"p v=2 2")
     core.abandon()
 
-    def fail(self, segment, entry, is_covered, done):
+    def fail(self, segment, group, is_covered):
         raise MemoryError
 
-    monkeypatch.setattr(Appender, "_append_entry", fail)
+    monkeypatch.setattr(Appender, "append_logged", fail)
     with pytest.raises(MemoryError):
         Core(core.root)
     monkeypatch.undo()
@@ -475,11 +476,11 @@ def test_file_that_cannot_be_kept_does_not_stop_the_start(core, monkeypatch):
     def refuse(source, final):
         raise DiskError("link", str(final), OSError(errno.ENOSPC, "No space left on device"))
 
-    def fail(self, segment, entry, is_covered, done):
+    def fail(self, segment, group, is_covered):
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr("edge_appliance.replay_notes.durable.link_or_copy", refuse)
-    monkeypatch.setattr(Appender, "_append_entry", fail)
+    monkeypatch.setattr(Appender, "append_logged", fail)
     again = core.restart()
     assert "is not kept" in again.health.degraded["wal_mismatch"]
     again.abandon()

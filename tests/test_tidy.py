@@ -11,14 +11,18 @@ from edge_appliance.metrics import Metrics
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "edge_appliance"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+COMPILED = sorted(PACKAGE.rglob("*.p[yx][xi]"))
+"""Cython's sources: what is included belongs to the module that includes it."""
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
+EXTENSIONS = [path for path in COMPILED if path.suffix == ".pyx"]
 
 ONLY_IMPORTERS = {
     "paho": {"mqtt"},
     "sqlite3": {"catalog", "catalog_file"},
     "pyarrow.parquet": {"parquet_file"},
     "datafusion": {"sql"},
+    "obstore": {"store", "store_client"},
     "aiohttp": {"http"},
     "psutil": {"host"},
     "sdnotify": {"systemd"},
@@ -45,7 +49,7 @@ def imports_of(path: Path) -> set[str]:
 
 def internal_imports(path: Path) -> set[str]:
     """Imported modules of the package, by their name in the table."""
-    known = {name_of(module) for module in MODULES}
+    known = {name_of(module) for module in MODULES + EXTENSIONS}
     names = {name.removeprefix("edge_appliance.").replace(".", "/") for name in imports_of(path)}
     return names & known
 
@@ -82,16 +86,31 @@ def test_module_is_in_the_table_and_imports_only_lower_levels(path):
         )
 
 
+@pytest.mark.parametrize("path", EXTENSIONS, ids=name_of)
+def test_extension_imports_only_lower_levels(path):
+    """The same for compiled modules."""
+    found = re.findall(r"^from edge_appliance\.([\w.]+) import (\w+)", path.read_text(), re.M)
+    imported = {f"core/{name}" if module == "core" else module.replace(".", "/") for module, name in found}
+    table = levels()
+    assert [name for name in imported if table[name] >= table[name_of(path)]] == []
+
+
+@pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.name)
+def test_compiled_sizes(path):
+    """One idea per file there, too."""
+    assert len(path.read_text().splitlines()) < MAX_MODULE_LINES
+
+
 def test_table_names_no_module_that_is_gone():
     """The table is the package, no more."""
-    known = {name_of(path) for path in MODULES}
+    known = {name_of(path) for path in MODULES + EXTENSIONS}
     packages = {name.split("/")[0] for name in known if "/" in name}
     assert set(levels()) <= known | packages
 
 
 def test_no_import_goes_in_a_circle():
     """Following imports from any module never leads back to it."""
-    graph = {name_of(path): internal_imports(path) for path in MODULES}
+    graph = {name_of(path): internal_imports(path) for path in MODULES} | {name_of(path): set() for path in EXTENSIONS}
 
     def reaches(start: str) -> set[str]:
         seen: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from edge_appliance.core.parts import Part, part_key, part_name
 from edge_appliance.errors import CatalogError
 from edge_appliance.health import Health
 from edge_appliance.metrics import Metrics
-from edge_appliance.store import DirectoryStore
-from edge_appliance.upload import Uploader
+from edge_appliance.part_cache import PartCache
+from edge_appliance.store_directory import DirectoryStore
+from edge_appliance.upload import Uploader, UploadSettings
 
 DEADLINE_S = 20.0
 
@@ -35,29 +36,34 @@ class World:
         self.health = Health()
         self.metrics = Metrics()
         self.shown: list[tuple[Part, Part]] = []
+        self.dropped: list[Part] = []
 
-    def uploader(self, *, first_pause_s: float = 0.001, **options: Any) -> Uploader:
+    def uploader(self, *, cache_limit_bytes: int = 1_000, first_pause_s: float = 0.001, **options: Any) -> Uploader:
         """An uploader that does not wait long between tries."""
         return Uploader(
             self.store,
             self.spool,
-            self.cache,
+            PartCache(self.cache, cache_limit_bytes, self.metrics),
             self.catalog,
             self,
             self.health,
             self.metrics,
-            first_pause_s=first_pause_s,
-            **options,
+            UploadSettings(first_pause_s=first_pause_s, **options),
+            "gw-01",
         )
 
     def replace_part(self, old: Part, new: Part) -> None:
         """The buffer's side."""
         self.shown.append((old, new))
 
-    def add_part(self, rank: int, text: str = "content") -> Part:
-        """A committed part in the spool."""
+    def drop_parts(self, parts: Sequence[Part]) -> None:
+        """The buffer's side."""
+        self.dropped += parts
+
+    def add_part(self, rank: int, text: str = "content", number: int = 0, count: int = 1) -> Part:
+        """A committed part in the spool: slice `number` of `count`."""
         day = dt.date(2026, 1, 2)
-        part = Part("edge", "cpu", day, "gw-01", "0123abcd", rank, rank, 0, 1, 1, len(text), 0, 9)
+        part = Part("edge", "cpu", day, "gw-01", "0123abcd", rank, rank, number, count, 1, len(text), 0, 9)
         (self.spool / part_name(part)).write_text(text)
         self.catalog.commit_persist(rank, rank, [], [part]).result(DEADLINE_S)
         return part
@@ -98,7 +104,7 @@ def assert_all_stored(world: World, parts: list[Part]) -> None:
 def test_parts_go_to_the_store_oldest_first(world: World) -> None:
     """Waiting parts and parts submitted later are stored, marked and shown in order of age; the spool is empty."""
     parts = [world.add_part(rank) for rank in (30, 10, 20)]
-    uploader = world.uploader()
+    uploader = world.uploader(uploads=1)
     uploader.start()
     assert uploader.wait_idle(DEADLINE_S)
     late = world.add_part(5)
@@ -252,7 +258,7 @@ def test_copied_parts_stay_in_a_bounded_cache(world: World, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "link", cross_device)
     parts = [world.add_part(rank) for rank in range(1, 9)]
-    uploader = world.uploader(cache_limit_bytes=2 * len("content"))
+    uploader = world.uploader(cache_limit_bytes=2 * len("content"), uploads=1)
     uploader.start()
     assert uploader.wait_idle(DEADLINE_S)
     uploader.close()
@@ -270,3 +276,56 @@ def test_close_before_start_and_in_a_pause(world: World) -> None:
     wait_until(lambda: "store" in world.health.degraded)
     uploader.close()
     assert "upload" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_full_spool_stops_acknowledging_until_the_store_takes_parts(world: World) -> None:
+    """At spool.max_bytes there is a reason not to acknowledge; it goes when the store is back."""
+    world.root.write_text("in the way")
+    parts = [world.add_part(rank) for rank in (1, 2)]
+    uploader = world.uploader(spool_max_bytes=2 * len("content"))
+    uploader.start()
+    wait_until(lambda: "store" in world.health.degraded)
+    assert "spool.max_bytes is 14 B" in uploader.lack()
+    world.root.unlink()
+    assert uploader.wait_idle(DEADLINE_S)
+    assert uploader.lack() == ""
+    uploader.close()
+    assert_all_stored(world, parts)
+
+
+def test_full_spool_drops_the_oldest_when_told_so(world: World) -> None:
+    """With drop-oldest whole part sets go, the oldest first: from catalog, view and disk, counted and named."""
+    world.root.write_text("in the way")
+    old = [world.add_part(1, number=number, count=2) for number in (0, 1)]
+    new = [world.add_part(rank) for rank in (2, 3)]
+    uploader = world.uploader(spool_max_bytes=3 * len("content"), policy="drop-oldest")
+    uploader.start()
+    wait_until(lambda: len(world.catalog.state.parts) == 2)
+    wait_until(lambda: "dropped" in world.health.degraded)
+    assert uploader.lack() == ""
+    assert set(world.catalog.state.parts) == set(new)
+    assert sorted(world.dropped, key=lambda part: part.slice) == old
+    assert sorted(path.name for path in world.spool.iterdir()) == sorted(map(part_name, new))
+    assert world.metrics.dropped_rows.value() == 2
+    world.root.unlink()
+    assert uploader.wait_idle(DEADLINE_S)
+    uploader.close()
+    assert_all_stored(world, new)
+
+
+def test_outage_is_told_with_its_length(world: World) -> None:
+    """Health names the reason, what waits and for how long; afterwards nothing of it is left."""
+    world.root.write_text("in the way")
+    world.add_part(7)
+    uploader = world.uploader()
+    uploader.start()
+    wait_until(lambda: "store" in world.health.degraded)
+    told = world.health.degraded["store"]
+    assert told.startswith("7 B wait for the store: ")
+    assert told.endswith(" s)")
+    wait_until(lambda: world.metrics.store_away.value() > 0)
+    world.root.unlink()
+    assert uploader.wait_idle(DEADLINE_S)
+    uploader.close()
+    assert world.health.degraded == {}
+    assert world.metrics.store_away.value() == 0

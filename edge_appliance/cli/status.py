@@ -12,6 +12,7 @@ from edge_appliance import config
 from edge_appliance.cli.command import CommandError, Exit, add_config_option
 from edge_appliance.cli.daemon import Daemon, refusal
 from edge_appliance.config_values import size_text
+from edge_appliance.health import duration_text
 from edge_appliance.metrics import PREFIX
 
 EXAMPLES = "  edge-appliance status\n  edge-appliance status --json | jq .metrics.edge_appliance_buffer_bytes"
@@ -119,6 +120,13 @@ def _storage(n: _Numbers) -> Iterator[tuple[str, str]]:
     if commit.get("count"):
         yield "commit", f"p50 {_milliseconds(commit['p50'])}, p99 {_milliseconds(commit['p99'])}"
     yield "parts", f"{n.count('parts')}{n.by_label('parts')}, {n.size('part_bytes')}, spool {n.size('spool_bytes')}"
+    uploaded = f"{n.count('uploaded_parts_total')} parts ({n.size('uploaded_bytes_total')}) since the start"
+    away = n.total("store_away_seconds")
+    yield "store", uploaded + (f", takes none for {duration_text(away)}" if away else "")
+    if n.total("cache_bytes") or n.total("fetched_parts_total"):
+        yield "cache", f"{n.size('cache_bytes')}, {n.count('fetched_parts_total')} parts fetched for queries"
+    if n.total("dropped_rows_total"):
+        yield "lost", f"{n.count('dropped_rows_total')} rows, by spool.policy = drop-oldest"
     yield "dead letters", f"{n.count('dead_letters_total')}, {n.size('dead_letter_bytes')} on disk"
     if n.total("quarantine_files"):
         yield "quarantine", f"{n.count('quarantine_files')} files"

@@ -27,6 +27,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         print(f"python {platform.python_version()} ({sys.executable})")
         print(f"{platform.system().lower()} {platform.release()} {platform.machine()}")
+        from edge_appliance.core.append import KERNEL  # noqa: PLC0415 - brings pyarrow along
+
+        print(f"line protocol kernel: {KERNEL}")
         for package in PACKAGES:
             print(f"{package} {_installed(package)}")
     return Exit.OK

@@ -120,7 +120,7 @@ class Report:
         """Decode as replay would: a payload with a good checksum may still be none that this release reads."""
         if frame.type == FrameType.GROUP:
             group = decode_group(frame.payload)
-            self.entries += len(group.entries)
+            self.entries += len(group.arrivals)
             self.rows += group.rows
         elif frame.type == FrameType.PERSIST_BEGIN:
             decode_begin(frame.payload)

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edge_appliance.core.delivery import DeliveryResult, TableDefinition
-from edge_appliance.core.line_protocol import PARSER_VERSION
-from edge_appliance.core.wal_record import GroupRecord, LoggedEntry
+from edge_appliance.core.delivery import DeliveryResult
 
 
 @dataclass(slots=True)
 class GroupAppend:
     """What one group did: for the log, for the dead letters, for whoever waits, and for the counters."""
 
-    entries: list[LoggedEntry] = field(default_factory=list)
-    definitions: list[TableDefinition] = field(default_factory=list)
+    payload: bytes = b""
+    """What the log has to keep, as `wal_record` draws it; empty when no line was accepted."""
     results: list[DeliveryResult] = field(default_factory=list)
     """One for each delivery, in order."""
     lines: int = 0
     sanitised: int = 0
     non_finite: int = 0
     tag_collisions: int = 0
-
-    @property
-    def record(self) -> GroupRecord:
-        """The group as it is logged."""
-        return GroupRecord(PARSER_VERSION, self.definitions, self.entries)
 
 
 @dataclass(slots=True)

@@ -30,11 +30,17 @@ ARROW_TYPES: Final[Mapping[Kind, pa.DataType]] = {
 }
 STORED_TYPES: Final[Mapping[Kind, pa.DataType]] = {**ARROW_TYPES, Kind.UINT: pa.decimal128(20, 0)}
 """Types in the file: unsigned 64-bit integers overflow in half of the readers, decimals in none."""
-_TYPE_CODES: Final[Mapping[Kind, str]] = {Kind.FLOAT: "d", Kind.INT: "q", Kind.UINT: "Q", Kind.BOOL: "b"}
+_TYPE_CODES: Final[Mapping[Kind, str]] = {
+    Kind.FLOAT: "d",
+    Kind.INT: "q",
+    Kind.UINT: "Q",
+    Kind.BOOL: "b",
+    Kind.STRING: "B",
+}
 SPARSE_BELOW: Final = 0.25
 """Share of rows with a value below which a frozen column keeps (row, value) pairs."""
-STRING_OVERHEAD_BYTES: Final = 60
-"""What a short Python string costs in a tail beyond its own bytes."""
+STRING_OVERHEAD_BYTES: Final = 4
+"""What a string costs in a tail beyond its own bytes and its row number: an offset."""
 TIME_TYPE: Final = pa.timestamp("ns", tz="UTC")
 
 
@@ -131,39 +137,66 @@ def batch_schema(columns: Iterable[ColumnDefinition]) -> pa.Schema:
 
 
 class TailColumn:
-    """Values of one field in a tail, as parallel (row, value) arrays. Strings wait as Python strings."""
+    """Values of one field in a tail, as parallel (row, value) arrays.
 
-    __slots__ = ("is_string", "kind", "rows", "values")
+    Strings are one text of UTF-8, and for each the offset in it at which it ends, behind a first offset of 0.
+    """
+
+    __slots__ = ("is_string", "kind", "offsets", "rows", "values")
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.is_string = kind is Kind.STRING
         self.rows = array("I")
-        code = _TYPE_CODES.get(kind)
-        self.values: Any = array(code) if code else []
+        self.values: array[Any] = array(_TYPE_CODES[kind])
+        self.offsets = array("i", [0] if self.is_string else [])
+
+    def append_string(self, value: str) -> int:
+        """Add the value of a string column, without its row; returns its length in bytes."""
+        raw = value.encode()
+        self.values.frombytes(raw)
+        self.offsets.append(len(self.values))
+        return len(raw)
 
     def truncate(self, rows: int) -> None:
         """Drop the values of rows at and beyond `rows`."""
         count = bisect_left(self.rows, rows)
         del self.rows[count:]
-        del self.values[count:]
+        if self.is_string:
+            del self.offsets[count + 1 :]
+        del self.values[self.offsets[count] if self.is_string else count :]
+
+    def copy(self, rows: int) -> TailColumn:
+        """Copy the values of the first `rows` rows."""
+        count = bisect_left(self.rows, rows)
+        copied = TailColumn(self.kind)
+        copied.rows = self.rows[:count]
+        if self.is_string:
+            copied.offsets = self.offsets[: count + 1]
+        copied.values = self.values[: copied.offsets[-1] if self.is_string else count]
+        return copied
 
     def freeze(self, rows: int) -> pa.Array | SparseColumn | None:
-        """Values of the first `rows` rows as Arrow; None when they have none.
+        """All values as Arrow, among `rows` rows; None when there are none.
 
-        A column that is cut short is copied; one that is taken whole is handed over and must not grow again.
+        The arrays become Arrow's buffers: the column must not grow again.
         """
-        count = bisect_left(self.rows, rows)
+        count = len(self.rows)
         if not count:
             return None
-        is_whole = count == len(self.rows)
-        values = self.values if is_whole else self.values[:count]
-        frozen = _to_arrow(self.kind, values, count)
+        frozen = self._to_arrow(count)
         if count == rows:
             return frozen
-        positions = self.rows if is_whole else self.rows[:count]
-        sparse = SparseColumn(_from_array(pa.uint32(), positions, count), frozen)
+        sparse = SparseColumn(_from_array(pa.uint32(), self.rows, count), frozen)
         return sparse if count < rows * SPARSE_BELOW else sparse.dense(rows)
+
+    def _to_arrow(self, count: int) -> pa.Array:
+        if self.is_string:
+            buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.values)]
+            return pa.Array.from_buffers(pa.utf8(), count, buffers)
+        if self.kind is Kind.BOOL:
+            return _from_array(pa.int8(), self.values, count).cast(pa.bool_())
+        return _from_array(ARROW_TYPES[self.kind], self.values, count)
 
 
 class Tail:
@@ -199,11 +232,7 @@ class Tail:
         copied = Tail()
         copied.series = self.series[:rows]
         copied.time = self.time[:rows]
-        for name, column in self.columns.copy().items():
-            count = bisect_left(column.rows, rows)
-            part = copied.columns[name] = TailColumn(column.kind)
-            part.rows = column.rows[:count]
-            part.values = column.values[:count]
+        copied.columns = {name: column.copy(rows) for name, column in self.columns.copy().items()}
         return copied
 
     def freeze(self) -> Chunk:
@@ -223,11 +252,3 @@ class Tail:
 
 def _from_array(kind: pa.DataType, values: array[Any], count: int) -> pa.Array:
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
-
-
-def _to_arrow(kind: Kind, values: Any, count: int) -> pa.Array:
-    if kind is Kind.STRING:
-        return pa.array(values, pa.utf8())
-    if kind is Kind.BOOL:
-        return _from_array(pa.int8(), values, count).cast(pa.bool_())
-    return _from_array(ARROW_TYPES[kind], values, count)

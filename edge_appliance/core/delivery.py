@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 Precision = Literal["auto", "ns", "us", "ms", "s"]
 Source = Literal["mqtt", "http"]
@@ -135,13 +136,31 @@ class DeliveryKey(NamedTuple):
     digest: bytes
 
 
+MAX_ERRORS: Final = 1_000
+"""Rejected lines of a delivery that are kept one by one; further ones are counted by reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
     """What became of a delivery. `refused` is set when nothing of it was taken for a reason of ours."""
 
     rows: int
     errors: Sequence[LineError] = ()
+    """By line; at most MAX_ERRORS, the first ones."""
     refused: str = ""
+    further: Mapping[Reason, int] = field(default_factory=dict)
+    """Number of rejected lines beyond those, by reason."""
+
+    @property
+    def rejected(self) -> int:
+        """Number of rejected lines."""
+        return len(self.errors) + sum(self.further.values())
+
+
+def result_of(rows: int, errors: Sequence[LineError]) -> DeliveryResult:
+    """The result of a delivery with all its rejected lines, in any order."""
+    ordered = sorted(errors)
+    return DeliveryResult(rows, ordered[:MAX_ERRORS], further=Counter(error.reason for error in ordered[MAX_ERRORS:]))
 
 
 @dataclass(slots=True, eq=False)
@@ -164,8 +183,8 @@ class Delivery:
     """HTTP only; called on the event loop."""
 
 
-Ack = tuple[int, int]
-"""Epoch and packet id of a PUBACK that may be sent: only on the connection with this epoch."""
+Acks = tuple[int, list[int]]
+"""An epoch and packet ids in receive order whose PUBACKs may be sent: only on the connection with this epoch."""
 
 
 class ArrivalClock:

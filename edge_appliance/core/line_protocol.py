@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from edge_appliance.core.delivery import Kind, LineError, Precision, Reason, Tags
 from edge_appliance.core.line_grammar import (
@@ -93,6 +93,13 @@ class Parsed(NamedTuple):
     """Fields that were nan or inf words, as far as lines were read."""
 
 
+class KnownHeads(Protocol):
+    """What finds a head by its raw bytes."""
+
+    def get(self, key: bytes, /) -> Head | None:
+        """The head, if it is known."""
+
+
 @dataclass(slots=True)
 class Context:
     """What the result depends on besides the bytes."""
@@ -100,7 +107,7 @@ class Context:
     precision: Precision
     arrival_ns: int
     route_tags: Tags = ()
-    heads: Mapping[bytes, Head] = field(default_factory=dict)
+    heads: KnownHeads = field(default_factory=dict[bytes, Head])
     """Known heads under these route tags, from accepted lines; only read here."""
     limits: Limits | None = DEFAULT_LIMITS
     min_time_ns: int | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from edge_appliance.core.delivery import DIGEST_BYTES, Ack, Delivery, DeliveryKey
+from edge_appliance.core.delivery import DIGEST_BYTES, Acks, Delivery, DeliveryKey
 
 MAX_KEYS: Final = 16_384
 """Keys that are remembered: four times the default window, and a whole group of the smallest messages, which is what a
@@ -57,17 +57,19 @@ def delivery_key(delivery: Delivery) -> DeliveryKey | None:
 
 def unknown_deliveries(
     deliveries: Sequence[Delivery], recent: RecentDeliveries
-) -> tuple[list[Delivery], list[DeliveryKey | None], list[Ack]]:
+) -> tuple[list[Delivery], list[DeliveryKey | None], list[Acks]]:
     """Leave out what is logged or stands earlier in the group; returns the others, their keys, and the acks of all."""
     fresh: list[Delivery] = []
     keys: list[DeliveryKey | None] = []
-    acks: list[Ack] = []
+    acks: list[Acks] = []
     # Deliveries of a dead connection stay in the inbox: the redelivery may come behind them in the same group.
     in_group: dict[int, DeliveryKey] = {}
     for delivery in deliveries:
         key = delivery_key(delivery)
         if key is not None:
-            acks.append((delivery.epoch, delivery.packet_id))
+            if not acks or acks[-1][0] != delivery.epoch:
+                acks.append((delivery.epoch, []))
+            acks[-1][1].append(delivery.packet_id)
             last = in_group.get(key.packet_id)
             if delivery.is_dup and (recent.has(key) if last is None else last == key):
                 continue

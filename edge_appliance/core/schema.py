@@ -55,7 +55,7 @@ class Schema:
     def __init__(self, limits: SchemaLimits | None = None) -> None:
         self.limits = limits or SchemaLimits()
         self._databases: dict[str, dict[str, TableSchema]] = {}
-        self._added: list[tuple[TableSchema, str]] = []
+        self.added: list[tuple[TableSchema, str]] = []
         """Provisional additions in order; an empty column name stands for the table itself."""
 
     def table(self, database: str, name: str) -> TableSchema | None:
@@ -96,13 +96,13 @@ class Schema:
         if len(tables) >= self.limits.tables:
             return None
         table = tables[name] = TableSchema(database, name)
-        self._added.append((table, ""))
+        self.added.append((table, ""))
         return table
 
     def add_column(self, table: TableSchema, name: str, kind: Kind) -> None:
         """Add a provisional column."""
         table.kinds[name] = kind
-        self._added.append((table, name))
+        self.added.append((table, name))
 
     def define(self, definition: TableDefinition) -> list[str]:
         """Apply a stored definition; returns the columns whose kind contradicts the one known here."""
@@ -110,7 +110,7 @@ class Schema:
         table = self.table(database, name)
         if table is None:
             table = self._databases.setdefault(database, {})[name] = TableSchema(database, name)
-            self._added.append((table, ""))
+            self.added.append((table, ""))
         clashes = []
         for column in columns:
             known = table.kinds.get(column.name)
@@ -123,12 +123,12 @@ class Schema:
     @property
     def savepoint(self) -> int:
         """Where `rollback` can return to."""
-        return len(self._added)
+        return len(self.added)
 
     def added_since(self, savepoint: int) -> list[TableDefinition]:
         """Columns added since `savepoint`, grouped by table in order of addition."""
         grouped: dict[TableSchema, list[ColumnDefinition]] = {}
-        for table, column in self._added[savepoint:]:
+        for table, column in self.added[savepoint:]:
             columns = grouped.setdefault(table, [])
             if column:
                 columns.append(ColumnDefinition(column, table.kinds[column]))
@@ -136,8 +136,8 @@ class Schema:
 
     def rollback(self, savepoint: int = 0) -> None:
         """Take back all additions since `savepoint`."""
-        while len(self._added) > savepoint:
-            table, column = self._added.pop()
+        while len(self.added) > savepoint:
+            table, column = self.added.pop()
             if column:
                 del table.kinds[column]
                 continue
@@ -148,9 +148,9 @@ class Schema:
 
     def commit(self) -> None:
         """Make all provisional additions visible and permanent."""
-        for table in {table for table, _ in self._added}:
+        for table in {table for table, _ in self.added}:
             table.publish()
-        self._added.clear()
+        self.added.clear()
 
 
 def check_kind(kind: Kind, value: object, stored: Kind) -> tuple[Reason, str] | None:

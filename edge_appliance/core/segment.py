@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from edge_appliance.core.columns import OPEN_RANK, Chunk, RowSet, SeriesTags, Tail
 from edge_appliance.core.delivery import DeliveryKey, TableDefinition, Tags
@@ -25,7 +25,7 @@ SERIES_OVERHEAD_BYTES: Final = 700
 """What one series costs beside its names: index entries, tag tuple and head (measured with CPython 3.11)."""
 ROW_BYTES: Final = 12
 VALUE_BYTES: Final = 12
-"""Tail cost of a row (ref and time) and of one value (row number and 8 bytes)."""
+"""Tail cost of a row (ref and time) and of one value (row number and at most 8 bytes)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +34,32 @@ class SeriesHead(Head):
 
     buffer: TableBuffer
     ref: int
+
+
+class Heads(Protocol):
+    """A mapping from the raw bytes of a head to the head; a plain dict is one."""
+
+    def get(self, key: bytes, /) -> Head | None:
+        """The head of these bytes, if it is known."""
+
+    def __setitem__(self, key: bytes, value: Head, /) -> None: ...
+
+    def __delitem__(self, key: bytes, /) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def clear(self) -> None:
+        """Forget all."""
+
+
+class TailWriter(Protocol):
+    """Shortcuts into the arrays of a tail."""
+
+    def forget(self) -> None:
+        """The tail is another one, or shorter: look at it anew."""
+
+    def publish(self) -> int:
+        """Do what `TableBuffer.publish` does."""
 
 
 class TableBuffer:
@@ -55,6 +81,7 @@ class TableBuffer:
         "tail",
         "tail_bytes",
         "tail_bytes_mark",
+        "writer",
     )
 
     def __init__(self, schema: TableSchema) -> None:
@@ -74,6 +101,8 @@ class TableBuffer:
         self.min_time_ns = MAX_NS
         self.max_time_ns = MIN_NS
         self.days: set[int] = set()
+        self.writer: TailWriter | None = None
+        """What an appender keeps in order to write to the tail."""
         self.lease: object = None
         """What readers of its chunks hold, for the accounts of memory; None while there was none."""
 
@@ -81,6 +110,38 @@ class TableBuffer:
     def size_bytes(self) -> int:
         """Bytes of the visible rows and values."""
         return self.frozen_bytes + self.tail_bytes_mark
+
+    def truncate(self, rows: int, tail_bytes: int) -> None:
+        """Drop the rows of the tail at and beyond `rows`, which leaves `tail_bytes`."""
+        self.tail.truncate(rows)
+        self.tail_bytes = tail_bytes
+        if self.writer is not None:
+            self.writer.forget()
+
+    def publish(self) -> int:
+        """Move the mark over all rows; returns by how many bytes what is visible has grown."""
+        times = self.tail.time[self.mark :]
+        if times:
+            lowest, highest = min(times), max(times)
+            self.min_time_ns = min(self.min_time_ns, lowest)
+            self.max_time_ns = max(self.max_time_ns, highest)
+            if lowest // DAY_NS == highest // DAY_NS:
+                self.days.add(lowest // DAY_NS)
+            else:
+                self.days.update(time_ns // DAY_NS for time_ns in times)
+        self.mark = self.tail.rows
+        self.series_mark = len(self.series)
+        grown_bytes = self.tail_bytes - self.tail_bytes_mark
+        self.tail_bytes_mark = self.tail_bytes
+        return grown_bytes
+
+    def take_chunk(self, chunk: Chunk) -> None:
+        """Put the chunk that the tail was frozen to behind the others, and begin a new tail."""
+        self.chunks = (*self.chunks, chunk)
+        self.frozen_bytes += chunk.size_bytes
+        self.tail, self.mark, self.tail_bytes, self.tail_bytes_mark = Tail(), 0, 0, 0
+        if self.writer is not None:
+            self.writer.forget()
 
     def row_set(self, rank: int) -> RowSet | None:
         """Picture of the visible rows; None when there are none."""
@@ -112,18 +173,22 @@ class Segment:
         """Monotonic clock, for the cut by age."""
         self.rank = OPEN_RANK
         self.tables: dict[tuple[str, str], TableBuffer] = {}
-        self.heads: dict[tuple[str, Tags], dict[bytes, Head]] = {}
+        self.heads: dict[tuple[str, Tags], Heads] = {}
         """Known heads by raw bytes, for each database and set of route tags."""
-        self.contexts: dict[Any, tuple[Context, dict[bytes, Head]]] = {}
+        self.contexts: dict[Any, tuple[Context, Heads]] = {}
         """Parser contexts by origin with the heads they know, made by the appender."""
+        self.readers: dict[Any, Any] = {}
+        """The same of a compiled appender."""
         self.touched: dict[TableBuffer, None] = {}
         """Buffers that got rows beyond their mark, in order."""
         self._keys: list[DeliveryKey | None] = []
         """Of its deliveries: whoever drops its log file must keep the last ones."""
         self._has_published = False
         self.series_bytes = 0
+        self.series_count = 0
+        """Of all tables, those beyond the mark included."""
         self._size_bytes = 0
-        self._undo: list[tuple[dict[Any, Any], Any, list[Tags] | None]] = []
+        self._undo: list[tuple[Any, Any, list[Tags] | None]] = []
 
     @property
     def is_empty(self) -> bool:
@@ -157,9 +222,10 @@ class Segment:
             buffer.series.append(tags)
             self._undo.append((buffer.refs, tags, buffer.series))
             self.series_bytes += _series_bytes(tags)
+            self.series_count += 1
         return ref
 
-    def add_head(self, heads: dict[bytes, Head], raw_head: bytes, head: SeriesHead) -> None:
+    def add_head(self, heads: Heads, raw_head: bytes, head: SeriesHead) -> None:
         """Remember the bytes that spell a series, so that the next line needs no look at its tags."""
         heads[raw_head] = head
         self._undo.append((heads, raw_head, None))
@@ -176,12 +242,12 @@ class Segment:
             del mapping[key]
             if series is not None:
                 self.series_bytes -= _series_bytes(series.pop())
+                self.series_count -= 1
 
     def rollback(self) -> None:
         """Drop everything beyond the mark."""
         for buffer in self.touched:
-            buffer.tail.truncate(buffer.mark)
-            buffer.tail_bytes = buffer.tail_bytes_mark
+            buffer.truncate(buffer.mark, buffer.tail_bytes_mark)
         self.touched.clear()
         self.rollback_names(0)
 
@@ -190,25 +256,14 @@ class Segment:
         return [
             (buffer, buffer.tail.freeze())
             for buffer in self.touched
-            if buffer.tail.rows >= FREEZE_ROWS or buffer.tail_bytes >= FREEZE_BYTES
+            if len(buffer.tail.time) >= FREEZE_ROWS or buffer.tail_bytes >= FREEZE_BYTES
         ]
 
     def publish(self, frozen: Iterable[tuple[TableBuffer, Chunk]]) -> None:
         """Move the mark over all rows; tails in `frozen` are replaced by their chunks."""
         for buffer in self.touched:
-            times = buffer.tail.time[buffer.mark :]
-            if times:
-                lowest, highest = min(times), max(times)
-                buffer.min_time_ns = min(buffer.min_time_ns, lowest)
-                buffer.max_time_ns = max(buffer.max_time_ns, highest)
-                if lowest // DAY_NS == highest // DAY_NS:
-                    buffer.days.add(lowest // DAY_NS)
-                else:
-                    buffer.days.update(time_ns // DAY_NS for time_ns in times)
-            buffer.mark = buffer.tail.rows
-            buffer.series_mark = len(buffer.series)
-            self._size_bytes += buffer.tail_bytes - buffer.tail_bytes_mark
-            buffer.tail_bytes_mark = buffer.tail_bytes
+            writer = buffer.writer
+            self._size_bytes += buffer.publish() if writer is None else writer.publish()
             self._has_published = True
         for buffer, chunk in frozen:
             self._put_frozen(buffer, chunk)
@@ -221,10 +276,8 @@ class Segment:
             self._put_frozen(buffer, buffer.tail.freeze())
 
     def _put_frozen(self, buffer: TableBuffer, chunk: Chunk) -> None:
-        buffer.chunks = (*buffer.chunks, chunk)
         self._size_bytes += chunk.size_bytes - buffer.tail_bytes
-        buffer.frozen_bytes += chunk.size_bytes
-        buffer.tail, buffer.mark, buffer.tail_bytes, buffer.tail_bytes_mark = Tail(), 0, 0, 0
+        buffer.take_chunk(chunk)
 
     def replace_chunks(self, buffer: TableBuffer, count: int, rest: Sequence[Chunk]) -> int:
         """Put what is left of the first `count` chunks in their place; returns the bytes that this frees."""
@@ -248,9 +301,11 @@ class Segment:
             heads.clear()
         self.heads.clear()
         self.contexts.clear()
+        self.readers.clear()
         for buffer in self.tables.values():
             buffer.refs = {}
             buffer.tag_names = {}
+            buffer.writer = None
 
     def row_sets(self) -> list[RowSet]:
         """All tables with visible rows."""

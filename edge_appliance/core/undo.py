@@ -24,8 +24,7 @@ class Undo:
     def run(self) -> None:
         """Drop the delivery's rows, series and definitions."""
         for buffer, (rows, tail_bytes) in self._before.items():
-            buffer.tail.truncate(rows)
-            buffer.tail_bytes = tail_bytes
+            buffer.truncate(rows, tail_bytes)
         self._segment.rollback_names(self._names)
         self._schema.rollback(self._definitions)
         tables = self._segment.tables

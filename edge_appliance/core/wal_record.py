@@ -25,9 +25,11 @@ Columns of numbers instead of one struct an entry: a thousand entries are packed
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Final, NamedTuple
 
 from edge_appliance.core.delivery import (
@@ -53,6 +55,12 @@ _TIME: Final = struct.Struct("<q")
 _SEQUENCE: Final = struct.Struct("<Q")
 _CLOCK_UNSET: Final = 1
 _HAS_KEY: Final = 2
+_KEY_OF_FLAGS: Final = bytes(flags >> 1 & 1 for flags in range(256))
+"""For each value of the flags, whether the entry has a key."""
+
+
+LoggedContext = tuple[str, Precision, Tags, Source]
+"""Database, precision, route tags and source: what many entries of a record share."""
 
 
 @dataclass(slots=True)
@@ -85,6 +93,57 @@ class GroupRecord:
         return sum(len(entry.spans) for entry in self.entries)
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedGroup:
+    """A GROUP payload as it was read: columns of numbers, as drawn above; consistent with each other."""
+
+    parser_version: int
+    definitions: Sequence[TableDefinition]
+    contexts: Sequence[LoggedContext]
+    arrivals: array[int]
+    flags: bytes
+    places: array[int]
+    times_crcs: array[int]
+    counts: array[int]
+    packet_ids: array[int]
+    digests: bytes
+    lengths: array[int]
+    text: bytes
+
+    @property
+    def rows(self) -> int:
+        """Number of rows: each line is one."""
+        return len(self.lengths)
+
+    def keys(self) -> list[DeliveryKey | None]:
+        """The delivery keys of the entries, in their order."""
+        digests, size = self.digests, DIGEST_BYTES
+        known = iter(
+            [DeliveryKey(id_, digests[size * n : size * (n + 1)]) for n, id_ in enumerate(self.packet_ids)],
+        )
+        return [next(known) if flags & _HAS_KEY else None for flags in self.flags]
+
+    def entries(self) -> list[LoggedEntry]:
+        """The deliveries, one object each."""
+        lines = iter([self.text[start:end] for start, end in pairwise(accumulate(self.lengths, initial=0))])
+        columns = zip(self.arrivals, self.flags, self.places, self.times_crcs, self.counts, self.keys(), strict=True)
+        return [
+            LoggedEntry(
+                arrival_ns,
+                bool(flags & _CLOCK_UNSET),
+                database,
+                precision,
+                tags,
+                source,
+                key,
+                times_crc,
+                list(islice(lines, count)),
+            )
+            for arrival_ns, flags, place, times_crc, count, key in columns
+            for database, precision, tags, source in (self.contexts[place],)
+        ]
+
+
 class PersistBegin(NamedTuple):
     """A set-aside: of this table, the rows before this record whose time is at or before `time_ns`."""
 
@@ -96,7 +155,7 @@ class PersistBegin(NamedTuple):
 def encode_group(record: GroupRecord) -> bytes:
     """The payload of a GROUP record, not compressed."""
     entries = record.entries
-    contexts: dict[tuple[str, Precision, Tags, Source], int] = {}
+    contexts: dict[LoggedContext, int] = {}
     places = [contexts.setdefault((e.database, e.precision, e.tags, e.source), len(contexts)) for e in entries]
     keys = [entry.key for entry in entries if entry.key is not None]
     digests = b"".join([key.digest for key in keys])
@@ -107,8 +166,8 @@ def encode_group(record: GroupRecord) -> bytes:
     return b"".join(
         (
             _GROUP.pack(record.parser_version, 0, len(record.definitions), len(contexts), count, len(keys), lines),
-            *map(_encode_definition, record.definitions),
-            *map(_encode_context, contexts),
+            *map(encode_definition, record.definitions),
+            *map(encode_context, contexts),
             struct.pack(f"<{count}q", *[entry.arrival_ns for entry in entries]),
             bytes([entry.clock_unset | (entry.key is not None) << 1 for entry in entries]),
             struct.pack(f"<{count}I", *places),
@@ -127,47 +186,35 @@ def group_rows(payload: bytes) -> int:
     return int(_GROUP.unpack_from(payload)[-1]) if len(payload) >= _GROUP.size else 0
 
 
-def decode_group(payload: bytes) -> GroupRecord:
+def decode_group(payload: bytes) -> LoggedGroup:
     """Read a GROUP payload; raises FormatError."""
     cursor = _Cursor("group record", payload)
     parser_version, _, definition_count, context_count, count, key_count, line_count = cursor.unpack(_GROUP)
     definitions = [_decode_definition(cursor) for _ in range(definition_count)]
     contexts = [_decode_context(cursor) for _ in range(context_count)]
-    arrivals = cursor.numbers("q", 8, count)
-    flags = cursor.take(count)
-    places = cursor.numbers("I", 4, count)
-    times_crcs = cursor.numbers("I", 4, count)
-    counts = cursor.numbers("I", 4, count)
-    keys = _decode_keys(cursor, key_count)
-    lines = _decode_lines(cursor, line_count)
-    if sum(counts) != line_count:
+    group = LoggedGroup(
+        parser_version,
+        definitions,
+        contexts,
+        arrivals=cursor.numbers("q", 8, count),
+        flags=cursor.take(count),
+        places=cursor.numbers("I", 4, count),
+        times_crcs=cursor.numbers("I", 4, count),
+        counts=cursor.numbers("I", 4, count),
+        packet_ids=cursor.numbers("H", 2, key_count),
+        digests=cursor.take(DIGEST_BYTES * key_count),
+        lengths=cursor.numbers("I", 4, line_count),
+        text=cursor.rest(),
+    )
+    if sum(group.counts) != line_count:
         raise cursor.fault("line counts of the entries do not add up")
-    if any(place >= context_count for place in places):
+    if sum(group.lengths) != len(group.text):
+        raise cursor.fault("line lengths do not add up")
+    if count and max(group.places) >= context_count:
         raise cursor.fault("an entry names a context that is not there")
-    if sum([flag >> 1 & 1 for flag in flags]) != key_count:
+    if group.flags.translate(_KEY_OF_FLAGS).count(1) != key_count:
         raise cursor.fault("delivery keys do not match the entries")
-    entries: list[LoggedEntry] = []
-    next_key = iter(keys)
-    start = 0
-    for arrival_ns, flag, place, times_crc, length in zip(arrivals, flags, places, times_crcs, counts, strict=True):
-        database, precision, tags, source = contexts[place]
-        key = next(next_key) if flag & _HAS_KEY else None
-        end = start + length
-        entries.append(
-            LoggedEntry(
-                arrival_ns,
-                bool(flag & _CLOCK_UNSET),
-                database,
-                precision,
-                tags,
-                source,
-                key,
-                times_crc,
-                lines[start:end],
-            )
-        )
-        start = end
-    return GroupRecord(parser_version, definitions, entries)
+    return group
 
 
 def encode_begin(database: str, table: str, time_ns: int) -> bytes:
@@ -218,8 +265,11 @@ class _Cursor:
     def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
         return layout.unpack(self.take(layout.size))
 
-    def numbers(self, code: str, width: int, count: int) -> tuple[int, ...]:
-        return struct.unpack(f"<{count}{code}", self.take(width * count))
+    def numbers(self, code: str, width: int, count: int) -> array[int]:
+        values = array(code, self.take(width * count))
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values
 
     def text(self) -> str:
         (length,) = self.unpack(_LENGTH)
@@ -242,7 +292,8 @@ def _text(value: str) -> bytes:
     return _LENGTH.pack(len(raw)) + raw
 
 
-def _encode_definition(definition: TableDefinition) -> bytes:
+def encode_definition(definition: TableDefinition) -> bytes:
+    """A definition as it stands in a GROUP payload."""
     columns = definition.columns
     return b"".join(
         (
@@ -266,7 +317,8 @@ def _decode_definition(cursor: _Cursor) -> TableDefinition:
     return TableDefinition(database, table, columns)
 
 
-def _encode_context(context: tuple[str, Precision, Tags, Source]) -> bytes:
+def encode_context(context: LoggedContext) -> bytes:
+    """A context as it stands in a GROUP payload."""
     database, precision, tags, source = context
     return b"".join(
         (
@@ -277,28 +329,10 @@ def _encode_context(context: tuple[str, Precision, Tags, Source]) -> bytes:
     )
 
 
-def _decode_context(cursor: _Cursor) -> tuple[str, Precision, Tags, Source]:
+def _decode_context(cursor: _Cursor) -> LoggedContext:
     database = cursor.text()
     precision, source, tag_count = cursor.unpack(_CONTEXT)
     if precision >= len(PRECISIONS) or source >= len(SOURCES):
         raise cursor.fault("unknown precision or source")
     tags = tuple([(cursor.text(), cursor.text()) for _ in range(tag_count)])
     return database, PRECISIONS[precision], tags, SOURCES[source]
-
-
-def _decode_keys(cursor: _Cursor, count: int) -> list[DeliveryKey]:
-    packet_ids = cursor.numbers("H", 2, count)
-    digests = cursor.take(DIGEST_BYTES * count)
-    return [
-        DeliveryKey(packet_id, digests[DIGEST_BYTES * place : DIGEST_BYTES * (place + 1)])
-        for place, packet_id in enumerate(packet_ids)
-    ]
-
-
-def _decode_lines(cursor: _Cursor, count: int) -> list[bytes]:
-    lengths = cursor.numbers("I", 4, count)
-    text = cursor.rest()
-    edges = list(accumulate(lengths, initial=0))
-    if edges[-1] != len(text):
-        raise cursor.fault("line lengths do not add up")
-    return [text[start:end] for start, end in pairwise(edges)]

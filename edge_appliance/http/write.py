@@ -41,8 +41,6 @@ _PRECISIONS: Final[dict[str, Precision]] = {
 _DATABASE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(/[A-Za-z0-9][A-Za-z0-9_-]{0,63})?", re.ASCII)
 _ORIGINS_MAX: Final = 1_000
 """Targets remembered; at the cap all are forgotten, which costs an object for each that comes back."""
-_ERRORS_MAX: Final = 1_000
-"""Rejected lines listed in one answer; all of them are in the dead letters."""
 _FULL_RETRY_S: Final = 2
 _WITHDRAWN_RETRY_S: Final = 5
 
@@ -194,12 +192,12 @@ def _answer(request: web.Request, result: DeliveryResult) -> web.Response:
     # Both sentences are fixed: influxdb3-python compares the first one to tell a partial write.
     if not _accepts_partial(request):
         return refuse_with({"error": "line protocol parsing error", "data": _listed(first)}, 400, reason)
-    listed = [_listed(error) for error in result.errors[:_ERRORS_MAX]]
+    listed = [_listed(error) for error in result.errors]
     return refuse_with({"error": "partial write of line protocol occurred", "data": listed}, 400, reason)
 
 
 def _summary(result: DeliveryResult) -> str:
-    first, more = result.errors[0], len(result.errors) - 1
+    first, more = result.errors[0], result.rejected - 1
     follow = f" (and {more} more)" if more else ""
     return f"{_place(first)}{_error_text(first)}{follow}"
 

@@ -1,27 +1,27 @@
-"""Benches of the running daemon: (c) replay, (e) HTTP writes, (f) memory, (g) publish to visible."""
+"""Benches of one running daemon: replay, publish to visible, and the start of a command."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
+import subprocess
+import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paho.mqtt.client as paho
 import psutil
 from appliance_process import ApplianceProcess, RefusedError
-from bench_in_process import rate
-from bench_lines import body
-from bench_table import Bench, quantile, seconds
+from bench_client import post_all
+from bench_lines import Shape
+from bench_table import Bar, Bench, quantile, seconds
 from broker import Mosquitto
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from ports import free_port, wait_until
 
-LEAST_REPLAY = 100_000
-MOST_IDLE_MIB = 140
+WRITE = "/api/v2/write?bucket=edge&precision=ns"
+LEAST_REPLAY = 1_000_000
 GROUP_DELAY_MS = 20
 MOST_LATENCY_MS = GROUP_DELAY_MS + 60
+MOST_START_MS = 150
 _MIB = 2**20
 
 
@@ -31,76 +31,48 @@ def daemon(directory: Path, mqtt_port: int = 0, **sections: dict[str, object]) -
     return ApplianceProcess(directory, mqtt_port=mqtt_port or free_port(), settings=settings)
 
 
-def write_all(appliance: ApplianceProcess, bodies: list[bytes], connections: int) -> None:
-    """Write all bodies, each until it is taken; every connection waits for its answers."""
-
-    def write(own: list[bytes]) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", appliance.http_port, timeout=60)
-        with contextlib.closing(connection):
-            for text in own:
-                status = 503
-                while status == 503:
-                    connection.request("POST", "/api/v2/write?bucket=edge&precision=ns", text)
-                    answer = connection.getresponse()
-                    answer.read()
-                    status = answer.status
-                    if status == 503:
-                        time.sleep(0.05)
-                assert status == 204, status
-
-    with ThreadPoolExecutor(connections) as clients:
-        list(clients.map(write, [bodies[i::connections] for i in range(connections)]))
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds that a process has used."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def replay(bench: Bench) -> None:
-    """(c) Lines a second from the log after SIGKILL."""
-    count = bench.size(300_000, 5_000)
+    """Lines a second from the log after SIGKILL."""
     keep: dict[str, dict[str, object]] = {
-        "segment": {"max_age": "1d", "max_bytes": "256MiB"},
+        "segment": {"max_age": "1d", "max_bytes": "1GiB"},
         "wal": {"max_bytes": "16GiB"},
     }
-    for lines in (100, 1):
-        wanted = count if lines > 1 else count // 10
+    bare_s = _cpu_of_empty_start(bench)
+    for lines, full in ((1_000, 1_000_000), (100, 300_000), (1, 50_000)):
+        count = bench.size(full, 5_000)
         with daemon(bench.directory / f"replay-{lines}", **keep) as appliance:
             appliance.start()
-            write_all(appliance, [body(first, lines) for first in range(0, wanted, lines)], connections=32)
+            post_all(appliance.http_port, WRITE, Shape().bodies(count, lines), connections=16)
             log_mib = appliance.metric("wal_bytes") / _MIB
             appliance.kill()
             start_s = seconds(appliance.start)
+            used_s = cpu_s(psutil.Process(appliance.pid)) - bare_s
             read, took_s = appliance.metric("replay_lines"), appliance.metric("replay_seconds")
-        assert read == wanted, f"{read} of {wanted} lines were replayed"
-        is_kept = None if bench.scale < 0.1 else read / took_s >= LEAST_REPLAY
-        bar = f">= {LEAST_REPLAY:,} lines/s" if lines > 1 else ""
-        what = f"replay, {wanted:,} lines in bodies of {lines} ({log_mib:.0f} MiB)"
-        bench.add("c", what, rate(int(read), took_s), bar, is_kept if bar else None)
-        bench.add("c", "the whole start", f"{start_s:.2f} s")
+            rows = sum(appliance.query(f"SELECT count(*) AS n FROM engine{table:02d}")[0]["n"] for table in range(20))
+        assert read == rows == count, f"{read} of {count} lines were replayed, {rows} are there"
+        bar = Bar(">=", LEAST_REPLAY, of="value") if lines > 1 else None
+        entries = "entries of one line" if lines == 1 else f"entries of {lines:,} lines"
+        note = f"{count:,} lines, {log_mib:.0f} MiB of log; the whole start {start_s:.2f} s"
+        bench.add(f"replay, {entries}", count / took_s, "lines/s", bar=bar, note=note)
+        if used_s > 0:
+            bench.add(f"replay, {entries}, by CPU time of the process", count / used_s, "lines/s")
 
 
-def http_writes(bench: Bench) -> None:
-    """(e) Lines a second by HTTP, acknowledged when durable; and (f) memory of an idle and of a loaded daemon."""
-    with daemon(bench.directory / "http") as appliance:
+def _cpu_of_empty_start(bench: Bench) -> float:
+    """CPU seconds of a start with nothing to replay."""
+    with daemon(bench.directory / "replay-nothing") as appliance:
         appliance.start()
-        process = psutil.Process(appliance.pid)
-        time.sleep(2)
-        idle_mib = process.memory_info().rss / _MIB
-        bench.add("f", "RSS, idle", f"{idle_mib:.0f} MiB", f"<= {MOST_IDLE_MIB} MiB", idle_mib <= MOST_IDLE_MIB)
-        first = 0
-        for lines, connections, full in ((100, 4, 50_000), (100, 32, 300_000), (5_000, 4, 500_000)):
-            count = bench.size(full, 5_000)
-            bodies = [body(first + start, lines) for start in range(0, count, lines)]
-            first += len(bodies) * lines
-            took_s = seconds(lambda: write_all(appliance, bodies, connections))  # noqa: B023 - called at once
-            bench.add(
-                "e", f"HTTP, {lines:,} lines a body, {connections} connections", rate(len(bodies) * lines, took_s)
-            )
-        loaded_mib = process.memory_info().rss / _MIB
-        buffer_mib = appliance.metric("buffer_bytes") / _MIB
-        bench.add("f", f"RSS after {first:,} lines, {buffer_mib:.0f} MiB in the buffer", f"{loaded_mib:.0f} MiB")
-        assert appliance.query("SELECT count(*) AS n FROM cpu")[0]["n"] == first
+        return cpu_s(psutil.Process(appliance.pid))
 
 
 def latency(bench: Bench) -> None:
-    """(g) From publish with QoS 1 to visible in SQL, one message at a time."""
+    """From publish with QoS 1 to visible in SQL, one message at a time."""
     with (
         Mosquitto(bench.directory / "latency-broker") as broker,
         daemon(bench.directory / "latency", broker.port) as appliance,
@@ -124,10 +96,10 @@ def latency(bench: Bench) -> None:
             queries_ms.append((now_s - asked_s) * 1000)
         client.disconnect()
         client.loop_stop()
-    p50, p99 = quantile(waits_ms, 0.5), quantile(waits_ms, 0.99)
-    bar = f"p99 <= {MOST_LATENCY_MS} ms"
-    bench.add("g", "publish to visible, p50 · p99", f"{p50:.1f} · {p99:.1f} ms", bar, p99 <= MOST_LATENCY_MS)
-    bench.add("g", "of that the query itself, p50", f"{quantile(queries_ms, 0.5):.1f} ms")
+    bench.add("publish to visible, p50", quantile(waits_ms, 0.5), "ms")
+    most = Bar("<=", MOST_LATENCY_MS, of="value")
+    bench.add("publish to visible, p99", quantile(waits_ms, 0.99), "ms", bar=most)
+    bench.add("of that the query itself, p50", quantile(queries_ms, 0.5), "ms")
 
 
 def _newest(appliance: ApplianceProcess) -> int:
@@ -136,3 +108,19 @@ def _newest(appliance: ApplianceProcess) -> int:
     except RefusedError:  # there is no such table yet
         return -1
     return -1 if newest is None else int(newest)
+
+
+def start_of_commands(bench: Bench) -> None:
+    """What a person waits for before a command begins, beside the bare interpreter."""
+    config = bench.directory / "start.toml"
+    config.touch()
+    bare_ms = _run_ms("-c", "pass")
+    most = Bar("<=", MOST_START_MS, of="value")
+    for command in (["version"], ["check-config", "--config", str(config)]):
+        took_ms = _run_ms("-m", "edge_appliance", *command)
+        bench.add(f"edge-appliance {command[0]}", took_ms, "ms", peer=bare_ms, peer_name="python -c pass", bar=most)
+
+
+def _run_ms(*arguments: str) -> float:
+    command = [sys.executable, *arguments]
+    return min(seconds(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(5)) * 1000

@@ -15,7 +15,10 @@ def tail_of(rows, kinds):
         for name, value in fields.items():
             column = tail.columns.setdefault(name, TailColumn(kinds[name]))
             column.rows.append(number)
-            column.values.append(value)
+            if column.is_string:
+                column.append_string(value)
+            else:
+                column.values.append(value)
     return tail
 
 

@@ -10,9 +10,10 @@ import time
 from unittest import mock
 
 import pytest
+from support.appenders import Script, Write, differences
 
 from edge_appliance.core import line_protocol
-from edge_appliance.core.delivery import Kind, LineError, Reason
+from edge_appliance.core.delivery import Kind, LineError, Origin, Reason
 from edge_appliance.core.line_protocol import Context, Limits, Parsed, locate_field, parse, parse_spans
 from edge_appliance.core.line_split import sample
 
@@ -62,10 +63,20 @@ def check(payload: bytes, expected, **settings) -> Parsed:
     assert parse(payload, context(**settings, heads=heads)) == parsed
     with mock.patch.object(line_protocol._Reader, "_ordinary", return_value=None):
         assert parse(payload, context(**settings)) == parsed
+    check_kernel(payload, **settings)
     spans = [line.span for line in parsed.lines]
     replayed = [(line.head, line.fields, line.time_ns) for line in parse_spans(spans, context(**settings)).lines]
     assert replayed == [(line.head, line.fields, line.time_ns) for line in parsed.lines]
     return parsed
+
+
+def check_kernel(
+    payload: bytes, precision="ns", route_tags=(), limits=None, min_time_ns=None, max_time_ns=None
+) -> None:
+    """Where the compiled kernel was built, it does the same: with a new series, and with a known one."""
+    ahead_ns = None if max_time_ns is None else max_time_ns - ARRIVAL_NS
+    write = Write(payload, Origin("edge", precision, route_tags, "mqtt", "t", "t", min_time_ns, ahead_ns))
+    assert differences(Script([[write], [write, write]], limits)) == []
 
 
 def table(*cases):

@@ -95,7 +95,7 @@ class _Run:
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """What a durable group does."""
-        self.source.acknowledge([(delivery.epoch, delivery.packet_id) for delivery in deliveries if delivery.qos])
+        self.source.acknowledge([(delivery.epoch, [delivery.packet_id]) for delivery in deliveries if delivery.qos])
 
     async def connected(self) -> None:
         """Wait until all filters are granted."""

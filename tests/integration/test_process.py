@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 WATCHDOG_S = 0.6
 STOP_S = 10.0
-BATCHES, BATCH_LINES = 30, 20_000
+BATCHES, BATCH_LINES = 36, 50_000
 TIME_NS = 1_700_000_000_000_000_000
 ENDPOINTS = ("/ping", "/health", "/ready", "/metrics", "/api/v1/status", "/nothing", "/query?q=SHOW+DATABASES")
 FORMATS = ("json", "jsonl", "csv", "pretty", "parquet")
@@ -72,7 +72,8 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 @pytest.fixture
 def appliance(tmp_path: Path) -> Iterator[ApplianceProcess]:
     """An appliance without a broker, not started yet."""
-    with ApplianceProcess(tmp_path / "a", mqtt_port=free_port()) as appliance:
+    one_segment = {"memory": {"buffer_limit": "1GiB"}, "segment": {"max_bytes": "256MiB"}}
+    with ApplianceProcess(tmp_path / "a", mqtt_port=free_port(), settings=one_segment) as appliance:
         yield appliance
 
 

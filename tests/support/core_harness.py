@@ -179,7 +179,7 @@ class Core:
     @property
     def acked(self) -> list[int]:
         """Packet ids acknowledged so far, in order."""
-        return [packet_id for committed in self.committed for _, packet_id in committed.acks]
+        return [packet_id for committed in self.committed for _, ids in committed.acks for packet_id in ids]
 
     def rows(self, database: str = "edge"):
         """All rows in memory as (table, tags, time, fields), in order of rank and position."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 from core_harness import Core
 
+from edge_appliance.core.parts import part_name
 from edge_appliance.metrics import Metrics
 from edge_appliance.sql import SqlEngine
-from edge_appliance.store import PartFiles
 
 DEADLINE_S = 20.0
 
@@ -25,11 +25,26 @@ class QueryLimits:
     max_rows: int = 1_000_000
 
 
+class Spool:
+    """Finds parts where the persister leaves them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def open_path(self, part) -> Path:
+        """The file of a part."""
+        return self._directory / part_name(part)
+
+    @contextlib.contextmanager
+    def held(self, parts, until_s, check):
+        """Nothing is fetched and nothing goes."""
+        yield
+
+
 def engine_of(core: Core, directory: Path) -> SqlEngine:
     """SQL over a core; parts are where the persister leaves them."""
     directory.mkdir(exist_ok=True)
-    files = PartFiles(core.paths.spool, None, core.paths.cache)
-    return SqlEngine(core.buffer, files, directory / "view", QueryLimits(), Metrics())
+    return SqlEngine(core.buffer, Spool(core.paths.spool), directory / "view", QueryLimits(), Metrics())
 
 
 class Model:

@@ -1,0 +1,3 @@
+from edge_appliance.core.append_reference import Appender
+
+class KernelAppender(Appender): ...
