@@ -174,7 +174,15 @@ class Appliance:
             data_dir=self._paths.root,
         )
         policy = Policy(config.memory.horizon_s, config.segment.max_age_s, self._plan.jobs)
-        relief = Relief(self._buffer, policy, config.memory.host_reserve_bytes, metrics, self.health, time.monotonic())
+        relief = Relief(
+            self._buffer,
+            policy,
+            config.memory.host_reserve_bytes,
+            metrics,
+            self.health,
+            time.monotonic(),
+            end_oldest_query=self._sql.end_oldest,
+        )
         self._ingest = Ingest(
             settings,
             self._inbox,
