@@ -309,6 +309,9 @@ class _Loader:
                 memory[key] = int(memory[key] * usable_bytes)
         if not self._reader.is_stated(("memory", "inbox_limit")):
             memory["inbox_limit_bytes"] = min(memory["inbox_limit_bytes"], int(INBOX_SHARE * usable_bytes))
+        if not self._reader.is_stated(("http", "max_body")):
+            http = fields["http"]
+            http["max_body_bytes"] = min(http["max_body_bytes"], memory["inbox_limit_bytes"])
         if not self._reader.is_stated(("query", "memory_limit")):
             query = fields["query"]
             query["memory_limit_bytes"] = min(query["memory_limit_bytes"], int(QUERY_SHARE * usable_bytes))
