@@ -24,7 +24,7 @@ QOS0_SHARE: Final = 0.25
 ROOM_SHARE: Final = 0.75
 """Share of the limit below which a full inbox counts as having room again."""
 
-ClosedBy = Literal["bytes", "delay", "window"]
+ClosedBy = Literal["bytes", "delay", "window", "writers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class Inbox:
         self._bytes = 0
         self._qos0_bytes = 0
         self._acks_due = 0
+        self._writers_due = 0
+        """HTTP writes that wait."""
         self._oldest_s = 0.0
         """When the oldest waiting delivery came, on the monotonic clock."""
         self._last_early_close_s = 0.0
@@ -93,8 +95,10 @@ class Inbox:
                         self._metrics.dropped_qos0.add(1, delivery.origin.route)
                         continue
                     self._qos0_bytes += size_bytes
-                else:
+                elif delivery.on_done is None:
                     self._acks_due += delivery.qos
+                else:
+                    self._writers_due += 1
                 if not self._waiting:
                     self._oldest_s = time.monotonic()
                 self._bytes += size_bytes
@@ -150,8 +154,8 @@ class Inbox:
         if self._bytes >= GROUP_BYTES:
             return now_s
         due_s = self._oldest_s + self._group_delay_s
-        if self._is_window_used():
-            # A used-up window cannot bring more; the pause between such closes keeps syncs few on small windows.
+        if self._writers_due or self._is_window_used():
+            # A writer waits for its answer, a broker for its window; the pause between such closes keeps syncs few.
             due_s = min(due_s, self._last_early_close_s + self._group_delay_s / 4)
         return due_s
 
@@ -165,11 +169,11 @@ class Inbox:
         if now_s >= self._oldest_s + self._group_delay_s:
             return "delay"
         self._last_early_close_s = now_s
-        return "window"
+        return "window" if self._is_window_used() else "writers"
 
     def _take_group(self, closed_by: ClosedBy, now_s: float) -> Group:
         taken: list[Delivery] = []
-        size_bytes = acks = qos0_bytes = 0
+        size_bytes = acks = qos0_bytes = writers = 0
         waiting = self._waiting
         while waiting and size_bytes < GROUP_BYTES:
             delivery = waiting.popleft()
@@ -177,10 +181,13 @@ class Inbox:
             size_bytes += len(delivery.payload)
             if delivery.qos:
                 acks += 1
-            elif delivery.on_done is None:
+            elif delivery.on_done is not None:
+                writers += 1
+            else:
                 qos0_bytes += len(delivery.payload) + ENTRY_OVERHEAD_BYTES
         self._bytes -= size_bytes + ENTRY_OVERHEAD_BYTES * len(taken)
         self._acks_due -= acks
+        self._writers_due -= writers
         self._qos0_bytes -= qos0_bytes
         # What is left has waited already: it is due at once.
         self._oldest_s = now_s - self._group_delay_s
@@ -198,5 +205,7 @@ class Inbox:
         self._bytes -= size_bytes
         if delivery.qos:
             self._acks_due -= 1
-        elif delivery.on_done is None:
+        elif delivery.on_done is not None:
+            self._writers_due -= 1
+        else:
             self._qos0_bytes -= size_bytes

@@ -103,6 +103,17 @@ def test_second_early_close_waits_a_quarter_of_the_delay():
     assert time.monotonic() - started_s >= 0.04
 
 
+def test_writer_waits_for_a_quarter_of_the_delay_at_most():
+    """A client that waits for its answer sends nothing more before it; many clients still share their syncs."""
+    inbox = Inbox(2**20, 0.2, Metrics())
+    inbox.put([delivery(qos=0, on_done=lambda result: None)])
+    assert inbox.take(DEADLINE_S).closed_by == "writers"
+    started_s = time.monotonic()
+    inbox.put([delivery(qos=0, on_done=lambda result: None)])
+    assert inbox.take(DEADLINE_S).closed_by == "writers"
+    assert time.monotonic() - started_s >= 0.04
+
+
 def test_full_inbox_says_so_and_calls_back_when_it_has_room():
     """The reader pauses at the byte limit and is told when to go on, once."""
     limit_bytes = 4 * (100 + ENTRY_OVERHEAD_BYTES)

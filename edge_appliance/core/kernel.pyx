@@ -59,6 +59,9 @@ cdef extern from "Python.h":
     object call_new "((PyTypeObject*)&PyTuple_Type)->tp_new"(PyTypeObject* kind, object arguments, object keywords)
     double PyOS_string_to_double(const char*, char**, PyObject*) except? -1.0
 
+cdef extern from *:
+    void prefetch "__builtin_prefetch"(const void*) nogil
+
 cdef extern from "strings.h" nogil:
     int strncasecmp(const char*, const char*, size_t)
 

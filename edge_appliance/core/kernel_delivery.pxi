@@ -49,6 +49,17 @@ cdef object field_value(Field* field, const char* line):
     return field.bits != 0
 
 
+cdef inline void trim(LineAhead* line, const char* start, const char* end) noexcept nogil:
+    """Take a line without blanks around it and without one CR at its end."""
+    if end > start and (end - 1)[0] == c"\r":
+        end -= 1
+    while end > start and ((end - 1)[0] == c" " or (end - 1)[0] == c"\t"):
+        end -= 1
+    line.start = blanks_end(start, end)
+    line.end = end
+    line.lead = line.start - start
+
+
 cdef Py_ssize_t count_bytes(const char* at, char byte, const char* end) noexcept nogil:
     cdef Py_ssize_t count = 0
     while at < end:

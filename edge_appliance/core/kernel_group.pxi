@@ -230,6 +230,7 @@ cdef class Kernel(LineAppender):
     ) except NULL:
         """Append one logged delivery of `count` lines, which lie behind each other from `line` on; where they end."""
         cdef uint32_t number
+        cdef LineAhead ahead
         cdef Py_ssize_t rows
         cdef bint is_same = True
         self._open_lines()
@@ -238,7 +239,12 @@ cdef class Kernel(LineAppender):
                 raise ValueError("a logged group has less text than lines")
             rows = self.rows
             if is_ascii(line, lengths[number]) or invalid_at(line[:lengths[number]]) < 0:
-                self._append_line(number + 1, line, line + lengths[number], 0)
+                ahead.start = line
+                ahead.end = line + lengths[number]
+                ahead.number = number + 1
+                ahead.lead = 0
+                self._look_ahead(&ahead)
+                self._append_line(&ahead)
                 if self.rows == rows:
                     del self.errors[len(self.errors) - 1]
             is_same = is_same and self.rows > rows

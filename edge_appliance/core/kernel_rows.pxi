@@ -7,6 +7,7 @@ cdef tuple KINDS = tuple(Kind)
 
 cdef enum:
     MOST_RESULTS = 10_000       # numbers of rows whose result is kept
+    LINES_AHEAD = 16
     LINES_PER_TURN = 4_096      # between two offers of the interpreter's lock
     DELIVERIES_PER_TURN = 1_024
 
@@ -20,6 +21,16 @@ cdef str NON_FINITE_TEXT = "every field of the line is nan or inf"
 
 cdef int64_t MOST_EXACT = 1LL << 53     # up to here every integer is a float
 cdef int64_t NO_LIMIT = 1LL << 62
+
+
+cdef struct LineAhead:
+    # A line with what was found out about it while others were read.
+    const char* start           # trimmed
+    const char* end
+    const char* head_end        # its first space
+    Py_hash_t hashed            # of what stands before that
+    Py_ssize_t number
+    Py_ssize_t lead             # bytes that were trimmed from its start
 
 
 cdef class LineAppender(Errors):
@@ -65,40 +76,54 @@ cdef class LineAppender(Errors):
         cdef Py_ssize_t number = 1
         cdef bint has_strings = end - start > 2 and opens_string(start + 1, end)
         cdef const char* stop
-        cdef const char* first
-        cdef const char* last
-        cdef const char* at
+        cdef LineAhead[LINES_AHEAD] ahead
+        cdef LineAhead* line
+        cdef int count
+        cdef int at
         self.has_nul = find_byte(start, 0, end) != end
         if end - start > MAX_DATES and count_bytes(start, c"\n", end) >= MAX_DATES:
             self.dates = {}
         while start <= end:
-            stop = line_end(start, end) if has_strings else find_byte(start, c"\n", end)
-            last = stop
-            if last > start and (last - 1)[0] == c"\r":
-                last -= 1
-            while last > start and ((last - 1)[0] == c" " or (last - 1)[0] == c"\t"):
-                last -= 1
-            first = blanks_end(start, last)
-            if first < last and first[0] != c"#":
-                self._append_line(number, first, last, first - start)
-                if self.lines % LINES_PER_TURN == 0:
-                    with nogil:
-                        pass
-            number += 1
-            if has_strings:
-                number += count_bytes(start, c"\n", stop)
-            start = stop + 1
+            count = 0
+            while start <= end and count < LINES_AHEAD:
+                stop = line_end(start, end) if has_strings else find_byte(start, c"\n", end)
+                line = &ahead[count]
+                line.number = number
+                trim(line, start, stop)
+                if line.start < line.end and line.start[0] != c"#":
+                    self._look_ahead(line)
+                    count += 1
+                number += 1
+                if has_strings:
+                    number += count_bytes(start, c"\n", stop)
+                start = stop + 1
+            for at in range(count):
+                self.place.heads.fetch(ahead[at].hashed)
+            for at in range(count):
+                self._append_line(&ahead[at])
+            if self.lines % LINES_PER_TURN < count:
+                with nogil:
+                    pass
         if self.reader.field_room > 4 * LINES_PER_TURN:
             self.reader = LineReader()      # one huge line must not hold memory for ever
         return 0
 
     @cython.final
-    cdef int _append_line(
-        self, Py_ssize_t number, const char* line, const char* end, Py_ssize_t lead
-    ) except -1:
+    cdef inline void _look_ahead(self, LineAhead* line) noexcept:
+        """Find where the line's head ends, nearly always, and have its slot fetched from memory meanwhile."""
+        line.head_end = find_byte(line.start, c" ", line.end)
+        line.hashed = hash_bytes(line.start, line.head_end - line.start)
+        self.place.heads.fetch_slot(line.hashed)
+
+    @cython.final
+    cdef int _append_line(self, LineAhead* ahead) except -1:
         """Append a trimmed line, or note what is wrong with it."""
         cdef LineReader reader = self.reader
-        cdef const char* head_end
+        cdef const char* line = ahead.start
+        cdef const char* end = ahead.end
+        cdef const char* head_end = ahead.head_end
+        cdef Py_ssize_t number = ahead.number
+        cdef Py_ssize_t lead = ahead.lead
         cdef const char* at
         cdef Entry* entry
         self.lines += 1
@@ -106,8 +131,7 @@ cdef class LineAppender(Errors):
             at = find_byte(line, 0, end)
             if at != end:
                 return self._reject(number, line, end, lead, at - line, Reason.NUL_BYTE, NUL_TEXT)
-        head_end = find_byte(line, c" ", end)
-        entry = self.place.heads.find(line, head_end - line)
+        entry = self.place.heads.find_hashed(line, head_end - line, ahead.hashed)
         if entry == NULL:
             # No head ends in a backslash, so one that is known ends at its first space.
             at = run(line, end, SPACE)
@@ -134,22 +158,22 @@ cdef class LineAppender(Errors):
         cdef int found = self._resolve(writer, &conflict)
         cdef int64_t time_ns = self.arrival_ns
         cdef uint32_t ref = entry.number
-        cdef object head = <object>entry.value
+        cdef PyObject* head = entry.value   # borrowed: what adds heads comes last
         if (found & ODD or reader.end - reader.line > self.harmless_bytes) and not self.is_replay:
-            fault = name_fault(reader, head.tag_names, False, self.limits)
+            fault = name_fault(reader, (<object>head).tag_names, False, self.limits)
             if fault is not None:
                 return self._reject(number, reader.line, reader.end, lead, fault[1], fault[0], fault[2])
         if not self._read_time(&time_ns, number, lead):
             return 0
         if self.dates is not None or self.is_replay:
-            if not self._is_wanted(writer, head.measurement, time_ns, number, lead):
+            if not self._is_wanted(writer, (<object>head).measurement, time_ns, number, lead):
                 return 0
         if conflict >= 0:
             return self._reject_conflict(writer, number, lead, conflict)
         if found & NEW_NAMES:
-            return self._append_names(head, number, lead, time_ns)
+            return self._append_names(<object>head, number, lead, time_ns)
         if self.place.route_tags:
-            self.collisions += head.collisions
+            self.collisions += (<object>head).collisions
         writer.put_row(ref, time_ns, reader)
         if writer.touched_in != self.call:
             writer.touched_in = self.call

@@ -5,6 +5,7 @@ import tracemalloc
 import zlib
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition
 from edge_appliance.core.wal_frame import (
     BLOCK_BYTES,
+    FORMAT_VERSION,
     MAX_PAYLOAD_BYTES,
     FileHeader,
     FrameHead,
@@ -93,6 +95,7 @@ GROUP = GroupRecord(
         ),
     ],
 )
+ZSTD = pa.Codec("zstd")
 LARGE = GroupRecord(
     1, [], [LoggedEntry(1, False, "edge", "ns", (), "mqtt", None, 9, [b"m f=%d" % n]) for n in range(500)]
 )
@@ -140,6 +143,13 @@ def test_format_1_is_read_as_ever():
 def test_format_1_compressed_is_read_as_ever():
     """Compressed bytes differ between zlib releases, so they are only read."""
     found = scan((DATA / "wal_format_1_zlib.wal").read_bytes(), salt=SALT, first_sequence=40)
+    assert (found.stop, len(found.frames), found.frames[0].length) == ("end", 1, BLOCK_BYTES)
+    assert decode_group(found.frames[0].payload).entries() == LARGE.entries
+
+
+def test_format_2_compressed_is_read_as_ever():
+    """Compressed bytes differ between zstd releases, so they are only read."""
+    found = scan((DATA / "wal_format_2_zstd.wal").read_bytes(), salt=SALT, first_sequence=40)
     assert (found.stop, len(found.frames), found.frames[0].length) == ("end", 1, BLOCK_BYTES)
     assert decode_group(found.frames[0].payload).entries() == LARGE.entries
 
@@ -213,7 +223,7 @@ def test_file_header_of_junk_is_refused(junk):
 def test_file_header_of_a_later_release_is_named_so():
     """The start is refused with one sentence that says why."""
     body = bytearray(encode_header(HEADER)[:4092])
-    body[8] = 2
+    body[8] = FORMAT_VERSION + 1
     block = bytes(body) + struct.pack("<I", zlib.crc32(body))
     with pytest.raises(NewerFormatError, match="newer than this release"):
         decode_header(block)
@@ -239,7 +249,7 @@ def test_compression_is_used_only_when_it_saves_a_block():
     small = encode_frame(FrameType.GROUP, 1, 0, 0, b"a" * (BLOCK_BYTES - 64), compress=True)
     large = encode_frame(FrameType.GROUP, 1, 0, 0, b"a" * (BLOCK_BYTES - 63), compress=True)
     assert (len(small), small[7]) == (BLOCK_BYTES, 0)
-    assert (len(large), large[7]) == (BLOCK_BYTES, 1)
+    assert (len(large), large[7]) == (BLOCK_BYTES, 2)
     assert len(encode_frame(FrameType.GROUP, 1, 0, 0, b"a" * (BLOCK_BYTES - 63), compress=False)) == 2 * BLOCK_BYTES
 
 
@@ -266,9 +276,16 @@ def forged(stored, payload_bytes, codec=1):
         (zlib.compress(b"abc"), 4, 1),
         (zlib.compress(b"abc")[:-1], 3, 1),
         (b"no zlib", 3, 1),
-        (b"abc", 3, 2),
+        (ZSTD.compress(bytes(1 << 20), asbytes=True), 100, 2),
+        (ZSTD.compress(b"abc", asbytes=True), 4, 2),
+        (ZSTD.compress(b"abc", asbytes=True)[:-1], 3, 2),
+        (b"no zstd", 3, 2),
+        (b"abc", 3, 3),
     ],
-    ids=["inflates beyond what it states", "too short", "cut", "garbage", "unknown codec"],
+    ids=[
+        *(f"{codec}: {what}" for codec in ("zlib", "zstd") for what in ("bomb", "too short", "cut", "garbage")),
+        "unknown codec",
+    ],
 )
 def test_payload_that_lies_about_itself_is_refused(stored, payload_bytes, codec):
     """A good checksum does not make a codec or a size true; a bomb is not inflated."""
