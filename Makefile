@@ -9,13 +9,15 @@
 #   make crash N=1000 SEED=7    many more kills than the tests do
 #   make fuzz N=20000 SEED=7    many more lines and groups that kernel and reference must agree on
 #   make sanitize               the kernel's tests with every access to memory checked (N and SEED as above)
+#   make soak FOR=600           a flood on a machine of 512 MiB for ten minutes
+#   make stories N=100 SEED=7   many more random orders of writes, set-asides, cuts and restarts than the tests do
 #   make stores                 the contract of object storage on more servers (needs npm for Azure's)
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
 
-.PHONY: run test bench lint crash stores fuzz sanitize setup
+.PHONY: run test bench lint crash soak stores stories fuzz sanitize setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -48,6 +50,12 @@ fuzz: setup
 sanitize: setup
 	EDGE_FUZZ_EXAMPLES=$(N) packaging/sanitize.sh --hypothesis-seed=$(or $(SEED),0) $(FUZZED) \
 		tests/core/test_append.py tests/core/test_line_protocol.py tests/test_mqtt_packets.py
+
+soak: setup
+	EDGE_SOAK_S=$(patsubst %s,%,$(or $(FOR),60)) $(BIN)/pytest -s tests/soak $(ARGS)
+
+stories: setup
+	EDGE_STORIES=$(N) EDGE_PERSISTS=1000 EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/test_early_persist.py $(ARGS)
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh

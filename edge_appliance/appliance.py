@@ -18,9 +18,12 @@ import uvloop
 
 from edge_appliance import __version__, durable, host
 from edge_appliance.buffer import Buffer
+from edge_appliance.committed import Committed
 from edge_appliance.config import Config, describe
 from edge_appliance.core.append import KERNEL, Appender
 from edge_appliance.core.delivery import ArrivalClock
+from edge_appliance.core.memory_plan import plan_memory
+from edge_appliance.core.pressure import Policy
 from edge_appliance.core.route import Route, RouteTable
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DEFAULT_MAX_BYTES, DeadLetters
@@ -29,17 +32,18 @@ from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import HttpServer, build_app, serve
 from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
 from edge_appliance.inbox import Inbox
-from edge_appliance.ingest import Committed, Ingest, IngestSettings, Log
+from edge_appliance.ingest import Ingest
 from edge_appliance.metrics import Metrics
 from edge_appliance.mqtt_settings import settings_from
 from edge_appliance.mqtt_source import MqttSource
-from edge_appliance.no_wal import NoWal
 from edge_appliance.parquet_file import encode_parquet
 from edge_appliance.paths import Paths
 from edge_appliance.persist import Persister
 from edge_appliance.reconcile import open_catalog
-from edge_appliance.recovery import Replay, Replayed, settle
+from edge_appliance.relief import Relief
 from edge_appliance.reporter import Reporter
+from edge_appliance.restart import LogSettings, Restart
+from edge_appliance.room import IngestSettings, Room
 from edge_appliance.sql import SqlEngine
 from edge_appliance.storage import Storage, reach_store
 from edge_appliance.systemd import Notifier, Station, Watchdog, report_suppressed
@@ -109,12 +113,21 @@ class Appliance:
         self._catalog = open_catalog(self._paths, self._store, config.node.id, self.health)
         self._clock = ArrivalClock()
         self._build_core()
+        self._build_ingest()
         self._build_sources()
         self._reporter = Reporter(self._notifier, self.health, self.metrics, self._buffer, self._loop_station)
 
     def _build_core(self) -> None:
         """Wire what stores and finds rows."""
         config, paths, metrics, health = self._config, self._paths, self.metrics, self.health
+        memory = config.memory
+        self._plan = plan_memory(
+            host.usable_memory_bytes(),
+            memory.buffer_limit_bytes,
+            memory.inbox_limit_bytes,
+            config.query.memory_limit_bytes,
+            config.persist.workers,
+        )
         metrics.kernel_compiled.set(KERNEL == "compiled")
         _log.info("line protocol kernel: %s", KERNEL)
         state = self._catalog.state
@@ -135,7 +148,7 @@ class Appliance:
         self._dead_letters = DeadLetters(paths.dead_letters, DEFAULT_MAX_BYTES, metrics)
         self._storage = Storage(config, paths, self._store, self._catalog, self._buffer, health, metrics)
         self._persister = Persister(
-            config.persist.workers,
+            self._plan.jobs,
             paths.spool,
             paths.quarantine,
             self._catalog,
@@ -145,28 +158,45 @@ class Appliance:
             metrics,
             stations=self._worker_stations,
             on_parts=self._storage.uploader.submit,
+            slice_bytes=self._plan.slice_bytes,
         )
         self._sql = SqlEngine(self._buffer, self._storage.files, paths.view, config.query, metrics)
+
+    def _build_ingest(self) -> None:
+        """Wire the thread between inbox, log and buffer."""
+        config, metrics = self._config, self.metrics
+        settings = IngestSettings(
+            segment_max_bytes=config.segment.max_bytes,
+            segment_max_age_s=config.segment.max_age_s,
+            wal_max_bytes=config.wal.max_bytes,
+            min_free_bytes=config.wal.min_free_bytes,
+            sync=config.wal.sync,
+            data_dir=self._paths.root,
+        )
+        policy = Policy(config.memory.horizon_s, config.segment.max_age_s, self._plan.jobs)
+        relief = Relief(
+            self._buffer,
+            policy,
+            config.memory.host_reserve_bytes,
+            metrics,
+            self.health,
+            time.monotonic(),
+            end_oldest_query=self._sql.end_oldest,
+        )
         self._ingest = Ingest(
-            IngestSettings(
-                segment_max_bytes=config.segment.max_bytes,
-                segment_max_age_s=config.segment.max_age_s,
-                wal_max_bytes=config.wal.max_bytes,
-                min_free_bytes=config.wal.min_free_bytes,
-                sync=config.wal.sync,
-                data_dir=paths.root,
-            ),
+            settings,
             self._inbox,
             self._buffer,
             self._appender,
             self._dead_letters,
-            health,
+            self.health,
             metrics,
             self._ingest_station,
+            Room(settings, self._buffer, relief, lambda: self._persister.failure, self._storage.uploader.lack),
             on_committed=lambda committed: self._post(self._tell, committed),
             on_sealed=self._persister.submit,
+            on_set_aside=self._persister.submit_set_aside,
             generation=lambda: self._catalog.state.generation,
-            spool_lack=self._storage.uploader.lack,
         )
 
     def _build_sources(self) -> None:
@@ -246,48 +276,24 @@ class Appliance:
 
     def _recover(self) -> bool:
         """Replay the log and open it for appending; False when asked to stop meanwhile."""
-        files = self._wal.files()
-        replay = Replay(
+        wal = self._config.wal
+        restart = Restart(
+            LogSettings(wal.enabled, wal.sync, self._paths.quarantine),
             self._wal,
             self._catalog,
             self._buffer,
             self._appender,
+            self._persister,
+            self._ingest,
+            self._clock,
             self.health,
             self.metrics,
-            quarantine_dir=self._paths.quarantine,
-            persist=self._persister.submit,
-            is_stopping=self._is_stopping.is_set,
+            self._is_stopping.is_set,
         )
-        replayed = replay.run(files)
-        if replayed is None:
-            return False
-        is_durable = settle(self._wal, files, self.health)
-        for segment in replayed.segments:
-            self._persister.submit(segment)
-        if not is_durable:
-            while not self._persister.drain(TICK_S) and not self._is_stopping.is_set():
-                pass
-        self._ingest.begin_when_open(lambda: self._open_log(replayed), replayed.recent)
-        self._storage.uploader.start()
-        return not self._is_stopping.is_set()
-
-    def _open_log(self, replayed: Replayed) -> Log:
-        """Open the log behind everything that was replayed; tried again on a full disk."""
-        state = self._catalog.state
-        segment_id = max(state.max_segment_id, replayed.last_segment_id, self._wal.last_segment_id) + 1
-        first_sequence = max(state.max_sequence, replayed.last_sequence) + 1
-        self._clock.last_ns = max(self._clock.last_ns, replayed.last_arrival_ns)
-        # Noted before the first record: these numbers never come back, even when the new file is deleted by hand.
-        self._catalog.note_numbers(segment_id, first_sequence - 1).result()
-        if self._config.wal.enabled:
-            self._wal.start(segment_id, first_sequence, state.generation)
-            if self._config.wal.sync != "group":
-                self.health.degrade(
-                    "wal_sync", f'wal.sync = "{self._config.wal.sync}": acknowledged before it is synced'
-                )
-            return self._wal
-        self.health.degrade("wal_off", "wal.enabled = false: rows in memory are lost in a crash")
-        return NoWal(segment_id, first_sequence)
+        is_open = restart.run()
+        if is_open:
+            self._storage.uploader.start()
+        return is_open
 
     # Supervision
 
@@ -362,17 +368,7 @@ class Appliance:
 
     def _say_budgets(self) -> None:
         """Print what memory goes to, so that the figures in effect are in the journal."""
-        memory, query = self._config.memory, self._config.query
-        usable = host.usable_memory_bytes()
-        _log.info(
-            "memory: buffer %d MiB, inbox %d MiB, queries %d MiB, of %d MiB usable; %d workers; wal.max_bytes %d MiB",
-            memory.buffer_limit_bytes >> 20,
-            memory.inbox_limit_bytes >> 20,
-            query.memory_limit_bytes >> 20,
-            usable >> 20,
-            self._config.persist.workers,
-            self._config.wal.max_bytes >> 20,
-        )
+        _log.info("memory: %s; wal.max_bytes %d MiB", self._plan, self._config.wal.max_bytes >> 20)
 
 
 def _ignore(outcome: object) -> None:

@@ -1,4 +1,4 @@
-"""What is in memory and on disk right now: the open segment, sealed segments, and the list of parts.
+"""What is in memory and on disk right now: the open segment, sealed segments, set-asides, and the list of parts.
 
 `Buffer.replace` is the only way to change the picture: it applies a function to the current state under one
 lock. Readers take the visible rows of the tables they ask for under the same lock; after that they hold none,
@@ -12,11 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_appliance.core.columns import Chunk
 from edge_appliance.core.delivery import ColumnDefinition, TableKey
 from edge_appliance.core.parts import Part
 from edge_appliance.core.schema import Schema
-from edge_appliance.core.segment import Segment
+from edge_appliance.core.segment import Segment, TableBuffer
+from edge_appliance.core.set_aside import SetAside
 from edge_appliance.core.view import TableView, View
+from edge_appliance.memory import Lease, Memory, Reservation
 
 ROOM_SHARE: Final = 0.9
 """Share of the limit below which a full buffer takes rows again."""
@@ -29,26 +32,36 @@ class State:
     open: Segment
     sealed: tuple[Segment, ...]
     parts: Mapping[TableKey, tuple[Part, ...]]
+    set_asides: tuple[SetAside, ...] = ()
+    """In work: their rows are still those of their segment."""
 
     @property
-    def size_bytes(self) -> int:
-        """Memory of all rows and series."""
-        return self.open.size_bytes + sum(segment.size_bytes for segment in self.sealed)
+    def in_jobs_bytes(self) -> int:
+        """About what the jobs that were handed to the workers will free."""
+        sealed_bytes = sum(segment.size_bytes for segment in self.sealed)
+        return sealed_bytes + sum(a.freeable_bytes for a in self.set_asides if a.segment is self.open)
+
+    @property
+    def jobs(self) -> int:
+        """Number of jobs that were handed to the workers."""
+        return len(self.sealed) + len(self.set_asides)
 
 
 class Buffer:
-    """Owner of the current state and of the definitions that readers see."""
+    """Owner of the current state, of the memory it takes, and of the definitions that readers see."""
 
     def __init__(
         self, schema: Schema, parts: Iterable[Part], limit_bytes: int, databases: Collection[str] = ()
     ) -> None:
         self.schema = schema
-        self.limit_bytes = limit_bytes
+        self.memory = Memory(limit_bytes)
         self._configured = frozenset(databases)
         """Databases that exist before their first row."""
         self._was_full = False
         self._changed = threading.Condition()
         self._state = State(Segment(0, 0, 0.0), (), _grouped({}, parts))
+        self._held: dict[Segment, Reservation] = {}
+        """Memory of each segment in the state."""
 
     @property
     def state(self) -> State:
@@ -56,9 +69,14 @@ class Buffer:
         return self._state
 
     @property
+    def limit_bytes(self) -> int:
+        """The configured limit."""
+        return self.memory.configured_bytes
+
+    @property
     def size_bytes(self) -> int:
-        """Memory of all rows and series."""
-        return self._state.size_bytes
+        """Memory of all rows and series, those included that only queries still read."""
+        return self.memory.used_bytes
 
     def replace(self, change: Callable[[State], State]) -> None:
         """Apply `change`, which must be quick and must not wait, and wake whoever waits for room."""
@@ -81,39 +99,101 @@ class Buffer:
 
     def start(self, segment: Segment) -> None:
         """Make `segment` the open one; the one before it must be empty or sealed."""
-        self.replace(lambda state: replace(state, open=segment))
 
-    def publish(self) -> None:
-        """Move the mark of the open segment over all appended rows, and show the definitions they added."""
-        frozen = self._state.open.freeze_large_tails()
+        def change(state: State) -> State:
+            self._release(state.open)
+            return replace(state, open=segment)
+
+        self.replace(change)
+
+    def publish(self) -> int:
+        """Move the mark of the open segment over all appended rows, and show the definitions they added.
+
+        Returns the bytes that the buffer grew by.
+        """
+        segment = self._state.open
+        frozen = segment.freeze_large_tails()
+        before_bytes = self._held[segment].size_bytes if segment in self._held else 0
 
         def change(state: State) -> State:
             self.schema.commit()
             state.open.publish(frozen)
+            self._account(state.open)
             return state
 
         self.replace(change)
+        return segment.size_bytes - before_bytes
 
-    def cut(self, successor: Segment) -> Segment:
-        """Seal the open segment with the rank its rows get, open `successor`; returns the sealed one."""
+    def cut(self, successor: Segment, rank: int | None = None) -> Segment:
+        """Seal the open segment with the rank its rows get, open `successor`; returns the sealed one.
+
+        The rank is one below the successor's first sequence, unless it is stated.
+        """
         sealed = self._state.open
 
         def change(state: State) -> State:
-            sealed.seal(successor.first_sequence - 1)
-            return State(successor, (*state.sealed, sealed), state.parts)
+            sealed.seal(successor.first_sequence - 1 if rank is None else rank)
+            self._account(sealed).move("sealed")
+            return replace(state, open=successor, sealed=(*state.sealed, sealed))
 
         self.replace(change)
         sealed.drop_lookups()
         return sealed
 
+    def freeze(self, buffer: TableBuffer) -> None:
+        """Make a chunk of the tail of a table of the open segment."""
+
+        def change(state: State) -> State:
+            state.open.freeze(buffer)
+            self._account(state.open)
+            return state
+
+        self.replace(change)
+
+    def drop_rows(self, buffer: TableBuffer, rest: Sequence[Chunk]) -> None:
+        """Let rows of the open segment go that are in parts: `rest` is what is left of all chunks of the table."""
+
+        def change(state: State) -> State:
+            state.open.replace_chunks(buffer, len(buffer.chunks), rest)
+            self._account(state.open)
+            return state
+
+        self.replace(change)
+
+    def set_aside(self, aside: SetAside) -> None:
+        """Note that a set-aside of the open segment is in work: its PERSIST_BEGIN is durable."""
+        self.replace(lambda state: replace(state, set_asides=(*state.set_asides, aside)))
+
     # Changes by the workers
 
     def persisted(self, segment_id: int, parts: Sequence[Part]) -> None:
         """The catalog lists `parts` for a sealed segment: show them instead of its rows, and let these go."""
+        self._show_parts(lambda segment: segment.id == segment_id, parts)
+
+    def prefix_persisted(self, prefix: Segment, parts: Sequence[Part]) -> None:
+        """The same for the first rows of a log file, which are a segment of their own while it is replayed."""
+        self._show_parts(lambda segment: segment is prefix, parts)
+
+    def _show_parts(self, is_done: Callable[[Segment], bool], parts: Sequence[Part]) -> None:
+        def change(state: State) -> State:
+            for segment in filter(is_done, state.sealed):
+                for buffer in segment.tables.values():
+                    self._pin(buffer, buffer.size_bytes)
+                self._release(segment)
+            sealed = tuple(segment for segment in state.sealed if not is_done(segment))
+            return replace(state, sealed=sealed, parts=_grouped(state.parts, parts))
+
+        self.replace(change)
+
+    def set_aside_persisted(self, aside: SetAside, rest: Sequence[Chunk], parts: Sequence[Part]) -> None:
+        """The catalog lists `parts` for a set-aside: show them, and of its chunks only `rest`."""
 
         def change(state: State) -> State:
-            sealed = tuple(segment for segment in state.sealed if segment.id != segment_id)
-            return State(state.open, sealed, _grouped(state.parts, parts))
+            freed = aside.segment.replace_chunks(aside.buffer, len(aside.rows.chunks), rest)
+            self._pin(aside.buffer, freed)
+            self._account(aside.segment)
+            asides = tuple(other for other in state.set_asides if other is not aside)
+            return replace(state, set_asides=asides, parts=_grouped(state.parts, parts))
 
         self.replace(change)
 
@@ -152,10 +232,11 @@ class Buffer:
                     continue
                 key = (database, name)
                 segments = (*state.sealed, state.open)
-                buffers = ((segment.tables.get(key), segment.rank) for segment in segments)
-                sets = (buffer.row_set(rank) for buffer, rank in buffers if buffer is not None)
+                buffers = [(found, segment.rank) for segment in segments if (found := segment.tables.get(key))]
+                sets = (buffer.row_set(rank) for buffer, rank in buffers)
                 hot = tuple(row_set for row_set in sets if row_set is not None)
-                views[name] = TableView(database, name, columns, hot, state.parts.get(key, ()))
+                leases = tuple(_lease(buffer) for buffer, _ in buffers)
+                views[name] = TableView(database, name, columns, hot, state.parts.get(key, ()), leases)
             return views
 
     def databases(self) -> list[str]:
@@ -175,6 +256,34 @@ class Buffer:
     def parts(self) -> list[Part]:
         """All live parts."""
         return [part for parts in self._state.parts.values() for part in parts]
+
+    # Memory, under the lock
+
+    def _account(self, segment: Segment) -> Reservation:
+        """Bring the memory of a segment up to date."""
+        reservation = self._held.get(segment)
+        if reservation is None:
+            reservation = self._held[segment] = self.memory.reserve("open", 0)
+        reservation.resize(segment.size_bytes)
+        return reservation
+
+    def _release(self, segment: Segment) -> None:
+        reservation = self._held.pop(segment, None)
+        if reservation is not None:
+            reservation.release()
+
+    def _pin(self, buffer: TableBuffer, size_bytes: int) -> None:
+        """Count what a table lets go as long as somebody reads it."""
+        lease, buffer.lease = buffer.lease, None
+        if isinstance(lease, Lease):
+            self.memory.pin(lease, size_bytes)
+
+
+def _lease(buffer: TableBuffer) -> object:
+    """What a reader of the table holds."""
+    if buffer.lease is None:
+        buffer.lease = Lease()
+    return buffer.lease
 
 
 def _grouped(known: Mapping[TableKey, tuple[Part, ...]], added: Iterable[Part]) -> dict[TableKey, tuple[Part, ...]]:

@@ -33,7 +33,7 @@ from edge_appliance.catalog_file import (
     write_catalog,
     write_change,
 )
-from edge_appliance.core.catalog_state import CatalogState, Change, apply, part_identity
+from edge_appliance.core.catalog_state import CatalogState, Change, DoneSetAside, apply, part_identity
 from edge_appliance.core.delivery import DeliveryKey, TableDefinition
 from edge_appliance.core.parts import Part
 from edge_appliance.errors import CatalogError, DiskError
@@ -88,6 +88,27 @@ class Catalog:
         return self._submit(
             Change(definitions=definitions, parts=parts, persisted=(segment_id,), sequence=max_sequence, keys=keys)
         )
+
+    def commit_set_aside(
+        self, done: DoneSetAside, definitions: Sequence[TableDefinition], parts: Sequence[Part]
+    ) -> Future[int]:
+        """List `parts` and note the set-aside they are made of, in one transaction: its only commit point."""
+        change = Change(definitions=definitions, parts=parts, sequence=done.sequence, set_asides=(done,))
+        return self._submit(change)
+
+    def commit_prefix(
+        self,
+        segment_id: int,
+        sequence: int,
+        definitions: Sequence[TableDefinition],
+        parts: Sequence[Part],
+        keys: Sequence[DeliveryKey],
+    ) -> Future[int]:
+        """List `parts`, which hold all rows of a log file up to `sequence`: the next replay goes on behind it."""
+        change = Change(
+            definitions=definitions, parts=parts, sequence=sequence, keys=keys, prefixes={segment_id: sequence}
+        )
+        return self._submit(change)
 
     def forget_segment(self, segment_id: int) -> Future[int]:
         """Drop the row of a persisted segment: its file is gone and the directory synced."""

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_appliance import durable
-from edge_appliance.core.catalog_state import CatalogState, Change, LoggedDelivery, PartKey, part_identity
+from edge_appliance.core.catalog_state import CatalogState, Change, DoneSetAside, LoggedDelivery, PartKey, part_identity
 from edge_appliance.core.delivery import DeliveryKey, Kind, TableKey
 from edge_appliance.core.parts import Part
 from edge_appliance.errors import CatalogError, NewerFormatError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 _SCHEMA: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -36,6 +36,12 @@ CREATE TABLE parts (
 CREATE TABLE persisted_segments (id INTEGER PRIMARY KEY);
 CREATE TABLE filters (position INTEGER PRIMARY KEY, filter TEXT);
 CREATE TABLE deliveries (packet_id INTEGER PRIMARY KEY, digest BLOB, rank INTEGER);
+"""
+_SINCE_2: Final = """
+CREATE TABLE IF NOT EXISTS set_asides (
+    segment INTEGER, sequence INTEGER PRIMARY KEY, database TEXT, measurement TEXT, time_ns INTEGER
+);
+CREATE TABLE IF NOT EXISTS prefixes (segment INTEGER PRIMARY KEY, sequence INTEGER);
 """
 _PART_COLUMNS: Final = 14
 _THIS_PART: Final = (
@@ -94,10 +100,16 @@ def _write_new(path: Path, state: CatalogState) -> None:
     with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
         # Nobody looks at the file before it is complete and synced.
         connection.execute("PRAGMA journal_mode = OFF")
-        connection.executescript(_SCHEMA)
+        connection.executescript(_SCHEMA + _SINCE_2)
         keys = [logged.key for logged in state.logged.values()]
         everything = Change(
-            state.definitions, state.parts, persisted=state.persisted_segments, filters=state.filters, keys=keys
+            state.definitions,
+            state.parts,
+            persisted=state.persisted_segments,
+            filters=state.filters,
+            keys=keys,
+            set_asides=state.set_asides.values(),
+            prefixes=state.prefixes,
         )
         with closing(Transaction(connection)) as transaction:
             write_change(connection, CatalogState("", ""), state, everything)
@@ -129,6 +141,8 @@ def read_catalog(path: Path) -> CatalogState:
             (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok" or version < 1:
                 raise CatalogError(f"{path}: damaged: {verdict if version else 'not a catalog'}")
+            if version < FORMAT_VERSION:
+                connection.executescript(f"BEGIN; {_SINCE_2} PRAGMA user_version = {FORMAT_VERSION}; COMMIT;")
             return _read_state(connection)
     except (sqlite3.Error, KeyError, ValueError, TypeError) as error:
         raise CatalogError(f"{path}: damaged: {error}") from error
@@ -174,6 +188,10 @@ def write_change(connection: sqlite3.Connection, before: CatalogState, after: Ca
     connection.executemany(f"UPDATE parts SET is_stored = 1 {_THIS_PART}", map(_key_row, change.stored))
     connection.executemany("INSERT OR IGNORE INTO persisted_segments VALUES (?)", [(id_,) for id_ in change.persisted])
     connection.executemany("DELETE FROM persisted_segments WHERE id = ?", [(id_,) for id_ in change.forgotten])
+    connection.executemany("INSERT OR REPLACE INTO set_asides VALUES (?, ?, ?, ?, ?)", list(change.set_asides))
+    connection.executemany("INSERT OR REPLACE INTO prefixes VALUES (?, ?)", list(change.prefixes.items()))
+    for table in ("set_asides", "prefixes"):
+        connection.executemany(f"DELETE FROM {table} WHERE segment = ?", [(id_,) for id_ in change.forgotten])
     if change.filters is not None:
         connection.execute("DELETE FROM filters")
         connection.executemany("INSERT INTO filters VALUES (?, ?)", list(enumerate(change.filters)))
@@ -244,6 +262,8 @@ def _read_state(connection: sqlite3.Connection) -> CatalogState:
             packet_id: LoggedDelivery(DeliveryKey(packet_id, digest), rank)
             for packet_id, digest, rank in connection.execute("SELECT packet_id, digest, rank FROM deliveries")
         },
+        {done.sequence: done for done in map(DoneSetAside._make, connection.execute("SELECT * FROM set_asides"))},
+        dict(connection.execute("SELECT segment, sequence FROM prefixes")),
     )
 
 

@@ -21,13 +21,11 @@ from edge_appliance.config_files import Document, KeyPath, read_documents
 from edge_appliance.config_reader import Reader, section_keys
 from edge_appliance.config_store import SpoolSection, StoreSection, derive_store
 from edge_appliance.config_values import Key, Secret, size_text
+from edge_appliance.core.memory_plan import INBOX_SHARE, PLANNED_SHARE, QUERY_SHARE, plan_memory
 from edge_appliance.core.route import RouteSettings, parse_template
 from edge_appliance.errors import ConfigError
 
 DEFAULT_PATH: Final = Path("/etc/edge-appliance/edge-appliance.toml")
-
-MAX_BUFFER_SHARE: Final = 0.6
-"""Of usable RAM. The interpreter, queries and the page cache need the rest."""
 
 MIN_SEGMENTS_IN_WAL: Final = 4
 """A log with room for fewer stops intake while a single segment is being persisted."""
@@ -98,8 +96,9 @@ class MemorySection(msgspec.Struct, frozen=True):
 
     # Too small: many small parts. Too large: nothing left for persisting, queries and the page cache.
     buffer_limit_bytes: Annotated[int, Key("buffer_limit", "25%", values.share_or_size("4MiB"))]
-    # This and the next one have no effect yet; they are taken so that a file for a later release is sound here.
+    # Left to the host: below it the buffer shrinks. Too small: the host swaps or kills. Too large: many small parts.
     host_reserve_bytes: Annotated[int, Key("host_reserve", "10%", values.share_or_size("0B"))]
+    # How long before the buffer is full rows are persisted. Too short: intake stops. Too long: many small parts.
     horizon_s: Annotated[float, Key("horizon", "300s", values.duration_s("1s", "1d"))]
     inbox_limit_bytes: Annotated[int, Key("inbox_limit", "16MiB", values.size("64KiB", "1GiB"))]
 
@@ -304,10 +303,18 @@ class _Loader:
             self._reader, fields["store"], node["data_dir"], self._environ, is_checked=is_checked
         )
         fields["persist"]["workers"] = min(fields["persist"]["workers"] or sys.maxsize, host.usable_cores())
-        self._usable_bytes = host.usable_memory_bytes()
+        usable_bytes = self._usable_bytes = host.usable_memory_bytes()
         for key in ("buffer_limit_bytes", "host_reserve_bytes"):
             if isinstance(memory[key], float):
-                memory[key] = int(memory[key] * self._usable_bytes)
+                memory[key] = int(memory[key] * usable_bytes)
+        if not self._reader.is_stated(("memory", "inbox_limit")):
+            memory["inbox_limit_bytes"] = min(memory["inbox_limit_bytes"], int(INBOX_SHARE * usable_bytes))
+        if not self._reader.is_stated(("http", "max_body")):
+            http = fields["http"]
+            http["max_body_bytes"] = min(http["max_body_bytes"], memory["inbox_limit_bytes"])
+        if not self._reader.is_stated(("query", "memory_limit")):
+            query = fields["query"]
+            query["memory_limit_bytes"] = min(query["memory_limit_bytes"], int(QUERY_SHARE * usable_bytes))
         if not self._reader.is_stated(("segment", "max_bytes")):
             segment["max_bytes"] = min(segment["max_bytes"], memory["buffer_limit_bytes"] // 2)
 
@@ -315,15 +322,13 @@ class _Loader:
         """Check what several keys must keep among each other."""
         relate = self._reader.relate
         buffer_bytes, segment_bytes = fields["memory"]["buffer_limit_bytes"], fields["segment"]["max_bytes"]
-        most_bytes = int(self._usable_bytes * MAX_BUFFER_SHARE)
         wal_bytes, inbox_bytes = fields["wal"]["max_bytes"], fields["memory"]["inbox_limit_bytes"]
+        plan = plan_memory(self._usable_bytes, buffer_bytes, inbox_bytes, fields["query"]["memory_limit_bytes"], 1)
         body_bytes, (address, _) = fields["http"]["max_body_bytes"], fields["http"]["listen"]
         relate(
-            [("memory", "buffer_limit")],
-            lambda: buffer_bytes > most_bytes,
-            lambda: (
-                f"{size_text(buffer_bytes)} is above {MAX_BUFFER_SHARE:.0%} of usable RAM ({size_text(most_bytes)})"
-            ),
+            [("memory", "buffer_limit"), ("query", "memory_limit"), ("memory", "inbox_limit")],
+            lambda: not plan.fits,
+            lambda: f"above {PLANNED_SHARE:.0%} of usable RAM ({size_text(plan.most_bytes)}): {plan}",
         )
         relate(
             [("segment", "max_bytes"), ("memory", "buffer_limit")],

@@ -10,29 +10,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from edge_appliance.buffer import Buffer
+from edge_appliance.committed import Committed, refuse_http
 from edge_appliance.core.append import Appender
 from edge_appliance.core.appended import GroupAppend
-from edge_appliance.core.delivery import Acks, Delivery, DeliveryKey, DeliveryResult
+from edge_appliance.core.delivery import Delivery, DeliveryKey, TableKey
+from edge_appliance.core.pressure import Cut
+from edge_appliance.core.pressure import SetAside as SetAsideTable
 from edge_appliance.core.redelivery import RecentDeliveries, unknown_deliveries
 from edge_appliance.core.segment import Segment
+from edge_appliance.core.set_aside import SetAside, set_aside, split_time
 from edge_appliance.core.wal_frame import FrameType
+from edge_appliance.core.wal_record import encode_begin, encode_end
 from edge_appliance.dead_letters import DeadLetters
-from edge_appliance.durable import free_bytes
 from edge_appliance.errors import DiskError, EdgeError
 from edge_appliance.group_append import append_group, take_back
 from edge_appliance.health import Health
-from edge_appliance.inbox import Group, Inbox
+from edge_appliance.inbox import ENTRY_OVERHEAD_BYTES, Group, Inbox
 from edge_appliance.metrics import Metrics
-from edge_appliance.no_wal import NoWal
 from edge_appliance.rejects import Rejects
+from edge_appliance.room import IngestSettings, Log, Room
 from edge_appliance.systemd import Station
-from edge_appliance.wal import Wal
 
 _log = logging.getLogger(__name__)
 
@@ -45,34 +46,8 @@ APPEND_LIMIT_S: Final = 300.0
 """The same for one group: a hostile body of 16 MiB takes a small board this long to refuse line by line."""
 TICK_S: Final = 0.5
 """How often a quiet thread looks at the age of the segment and at what holds it."""
-BACK_SHARE: Final = 1.25
-"""Free space over `wal.min_free` at which a read-only appliance takes rows again."""
 RETRY_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Waits between attempts to open a new log file on a failing disk; the last one repeats."""
-
-
-Log = Wal | NoWal
-
-
-@dataclass(frozen=True, slots=True)
-class IngestSettings:
-    """When segments are cut, and what the log may take of the disk."""
-
-    segment_max_bytes: int
-    segment_max_age_s: float
-    wal_max_bytes: int
-    min_free_bytes: int
-    sync: str
-    """`group`, `interval` or `never`."""
-    data_dir: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What may be told to the senders now that a group is durable, in receive order."""
-
-    acks: Sequence[Acks]
-    results: Sequence[tuple[Callable[[DeliveryResult], None], DeliveryResult]]
 
 
 class Ingest:
@@ -88,11 +63,12 @@ class Ingest:
         health: Health,
         metrics: Metrics,
         station: Station,
+        room: Room,
         *,
         on_committed: Callable[[Committed], None],
         on_sealed: Callable[[Segment], None],
+        on_set_aside: Callable[[SetAside], None],
         generation: Callable[[], int],
-        spool_lack: Callable[[], str] = lambda: "",
     ) -> None:
         self._settings = settings
         self._inbox = inbox
@@ -104,15 +80,18 @@ class Ingest:
         self._station = station
         self._on_committed = on_committed
         self._on_sealed = on_sealed
+        self._on_set_aside = on_set_aside
+        self._room = room
         self._generation = generation
-        self._spool_lack = spool_lack
-        """Why the spool has no room; empty while it has."""
         self._stopping = threading.Event()
         self._last_sync_s = 0.0
-        self._is_read_only = False
         self._shown_sequence = 0
         """Sequence of the last group that is visible: in modes weaker than `group` it may not be durable yet."""
-        self._open_log: Callable[[], Log] | None = None
+        self._begin_sequence = 0
+        """Sequence of the last PERSIST_BEGIN."""
+        self._asides: list[SetAside] = []
+        """Whose end the log does not mention yet."""
+        self._open_log: Callable[[], Log | None] | None = None
         """Set while there is no log."""
         self._wal: Log
         self._recent: RecentDeliveries
@@ -126,8 +105,11 @@ class Ingest:
         self._metrics.wal_bytes.read_from(lambda: wal.total_bytes)
         self._metrics.wal_files.read_from(lambda: wal.file_count)
 
-    def begin_when_open(self, open_log: Callable[[], Log], recent: RecentDeliveries) -> None:
-        """Like `begin`, with a log that a full disk may not open yet: `run` tries until it does, queries go on."""
+    def begin_when_open(self, open_log: Callable[[], Log | None], recent: RecentDeliveries) -> None:
+        """Like `begin`, with a log that a full disk may not open yet: `run` tries until it does, queries go on.
+
+        `open_log` returns None while replay is still at work.
+        """
         self._recent = recent
         self._open_log = open_log
         self._has_log()
@@ -136,10 +118,13 @@ class Ingest:
         if self._open_log is None:
             return True
         try:
-            wal = self._open_log()
+            with self._station.waiting():
+                wal = self._open_log()
         except EdgeError as error:
             _log.error("%s; nothing is acknowledged before there is a log", error)
             self._hold_for_log(error)
+            return False
+        if wal is None:
             return False
         self._open_log = None
         self._health.release("log")
@@ -153,7 +138,7 @@ class Ingest:
 
     def seal(self) -> None:
         """Cut the open segment, after `run` has ended: what has no log is only safe in parts."""
-        if not self._buffer.state.open.is_empty:
+        if self._open_log is None and not self._buffer.state.open.is_empty:
             self.cut()
 
     def run(self) -> None:
@@ -164,6 +149,7 @@ class Ingest:
                 self._stopping.wait(RETRY_S[-1])
                 continue
             self.cut_if_due(time.monotonic())
+            self.relieve(time.monotonic())
             self._rejects.sync_if_due()
             if self._has_room():
                 group = self._inbox.take(TICK_S)
@@ -172,40 +158,17 @@ class Ingest:
             if self._sync_interval_passed(time.monotonic()):
                 self.sync_late()
 
-    # Room: nothing is taken that could not be stored
-
     def _has_room(self) -> bool:
-        """Whether memory, log and disk have room for a group; waits a tick when they have not."""
-        reason = self._lack()
+        """Whether memory, log and disk have room for a group; makes some, and waits a tick, when they have not."""
+        reason = self._room.lack(time.monotonic(), self._wal)
         if not reason:
             self._health.release("room")
             return True
         self._health.hold("room", reason)
-        if not self._buffer.state.sealed and not self._buffer.state.open.is_empty:
+        if not self._buffer.state.jobs and not self._buffer.state.open.is_empty:
             self.cut()  # the only thing that can free memory and log is to persist what is open
         self._buffer.wait_for_change(TICK_S)
         return False
-
-    def _lack(self) -> str:
-        """What there is no room in, in words for STATUS=; empty when a group can be taken."""
-        if not self._buffer.has_room():
-            return f"the buffer is full ({self._buffer.size_bytes >> 20} of {self._buffer.limit_bytes >> 20} MiB)"
-        if reason := self._spool_lack():
-            return reason
-        settings = self._settings
-        if self._wal.total_bytes >= settings.wal_max_bytes:
-            oldest = self._buffer.state.sealed[:1]
-            pinned = f", pinned by segment {oldest[0].id}" if oldest else ""
-            return f"the log is at wal.max_bytes ({settings.wal_max_bytes >> 20} MiB{pinned})"
-        try:
-            free = free_bytes(settings.data_dir)
-        except DiskError as error:
-            return f"read-only: {error}"
-        wanted = settings.min_free_bytes * (BACK_SHARE if self._is_read_only else 1)
-        self._is_read_only = free < wanted
-        if self._is_read_only:
-            return f"read-only: {free >> 20} MiB free in {settings.data_dir}, {int(wanted) >> 20} MiB needed"
-        return ""
 
     # One group
 
@@ -215,15 +178,19 @@ class Ingest:
         fresh, keys, acks = unknown_deliveries(group.deliveries, self._recent)
         if len(fresh) < len(group.deliveries):
             self._metrics.redelivered.add(len(group.deliveries) - len(fresh))
-        with self._station.within(APPEND_LIMIT_S):
-            appended = append_group(self._appender, self._buffer.state.open, fresh, keys)
-        self._rejects.keep(fresh, appended.results)
-        if appended.payload:
-            durable = self._log_group(fresh, keys, appended)
-            if durable is None:
-                return
-            appended = durable
-        self._buffer.publish()
+        held = self._buffer.memory.reserve("group", _group_bytes(fresh))
+        try:
+            with self._station.within(APPEND_LIMIT_S):
+                appended = append_group(self._appender, self._buffer.state.open, fresh, keys)
+            self._rejects.keep(fresh, appended.results)
+            if appended.payload:
+                durable = self._log_group(fresh, keys, appended)
+                if durable is None:
+                    return
+                appended = durable
+            self._room.relief.appended(time.monotonic(), self._buffer.publish())
+        finally:
+            held.release()
         self._shown_sequence = self._wal.next_sequence - 1
         self._recent.add(keys)
         self._buffer.state.open.keep_keys(keys)
@@ -243,7 +210,7 @@ class Ingest:
 
         Returns what was appended in the end; None when the appliance stops before a disk takes it.
         """
-        refuse = partial(_refuse_http, deliveries, keys, self._on_committed)
+        refuse = partial(refuse_http, deliveries, keys, self._on_committed)
         attempt = 0
         while appended.payload:  # until it is written, or all of it was refused
             try:
@@ -265,6 +232,8 @@ class Ingest:
 
     def _write(self, payload: bytes) -> None:
         written = self._wal.file_bytes
+        if self._asides:
+            self._note_ends()
         self._wal.append(FrameType.GROUP, payload)
         self._metrics.wal_frames.add()
         self._metrics.wal_written.add(self._wal.file_bytes - written)
@@ -279,10 +248,14 @@ class Ingest:
         try:
             self._sync()
         except DiskError as error:
-            self._metrics.wal_failures.add()
-            _log.error("%s; the log goes on in a new file", error)
-            if self._replace_log(0):
-                self._health.release("log")
+            self._go_on_in_new_file(error)
+
+    def _go_on_in_new_file(self, error: DiskError) -> None:
+        """Outside of a group: what is visible stays, and the segment ends here."""
+        self._metrics.wal_failures.add()
+        _log.error("%s; the log goes on in a new file", error)
+        if self._replace_log(0):
+            self._health.release("log")
 
     def _sync(self) -> None:
         with self._station.within(FSYNC_LIMIT_S):
@@ -300,7 +273,7 @@ class Ingest:
             if attempt:
                 self._stopping.wait(RETRY_S[min(attempt, len(RETRY_S)) - 1])
             try:
-                self._wal.replace(self._generation(), self._shown_sequence + 1)
+                self._wal.replace(self._generation(), self._next_file_sequence)
             except DiskError as error:
                 self._metrics.wal_failures.add()
                 self._hold_for_log(error)
@@ -347,14 +320,55 @@ class Ingest:
         """Seal the open segment and go on in the next log file."""
         self._rejects.sync()
         try:
-            self._wal.cut(self._generation())
+            self._wal.cut(self._generation(), self._next_file_sequence)
         except DiskError as error:
-            self._metrics.wal_failures.add()
-            _log.error("%s; the segment is cut to a new log file", error)
-            if self._replace_log(0):
-                self._health.release("log")
+            self._go_on_in_new_file(error)
             return
         self._follow_log()
+
+    @property
+    def _next_file_sequence(self) -> int:
+        """First sequence of the next log file: the rank of what is cut is one below it.
+
+        It must not be that of a set-aside, whose parts would have the names of those of the rest.
+        """
+        return self._shown_sequence + 1 + (self._shown_sequence == self._begin_sequence)
+
+    # Relief: rows are persisted before memory is full
+
+    def relieve(self, now_s: float) -> None:
+        """Cut the segment or set rows aside, if memory is going to be short."""
+        action = self._room.relief.decide(now_s)
+        if isinstance(action, Cut):
+            self.cut()
+        elif isinstance(action, SetAsideTable):
+            self.set_aside(action.table)
+
+    def set_aside(self, table: TableKey) -> None:
+        """Hand the oldest rows of a table of the open segment to the workers. Their PERSIST_BEGIN is durable before."""
+        segment = self._buffer.state.open
+        buffer = segment.tables[table]
+        self._buffer.freeze(buffer)
+        split = split_time(buffer.chunks)
+        try:
+            sequence = self._wal.append(FrameType.PERSIST_BEGIN, encode_begin(*table, split.time_ns))
+            self._sync()
+        except DiskError as error:
+            self._go_on_in_new_file(error)
+            return
+        self._shown_sequence = self._begin_sequence = sequence
+        aside = set_aside(segment, buffer, sequence, split.time_ns, int(buffer.frozen_bytes * split.share))
+        self._buffer.set_aside(aside)
+        self._asides.append(aside)
+        self._on_set_aside(aside)
+
+    def _note_ends(self) -> None:
+        """Tell the log which set-asides are in parts by now: a hint, which goes along with a group."""
+        in_work = self._buffer.state.set_asides
+        for aside in [aside for aside in self._asides if aside not in in_work]:
+            self._asides.remove(aside)
+            if aside.segment_id == self._wal.segment_id:
+                self._wal.append(FrameType.PERSIST_END, encode_end(aside.rank))
 
     # Telling
 
@@ -370,11 +384,6 @@ class Ingest:
             metrics.tag_collisions.add(appended.tag_collisions)
 
 
-def _refuse_http(deliveries: list[Delivery], keys: list[DeliveryKey | None], tell: Callable[[Committed], None]) -> None:
-    """Take HTTP writes out of a group that no disk takes: their senders can try again elsewhere or later."""
-    refused = [delivery for delivery in deliveries if delivery.on_done is not None]
-    kept = [(delivery, key) for delivery, key in zip(deliveries, keys, strict=True) if delivery.on_done is None]
-    deliveries[:] = [delivery for delivery, _ in kept]
-    keys[:] = [key for _, key in kept]
-    result = DeliveryResult(0, (), "the log cannot be written")
-    tell(Committed((), [(delivery.on_done, result) for delivery in refused if delivery.on_done is not None]))
+def _group_bytes(deliveries: Sequence[Delivery]) -> int:
+    """Memory that a group takes until it is in the log: payloads, spans, the record; its rows come on top."""
+    return sum(3 * len(delivery.payload) + ENTRY_OVERHEAD_BYTES for delivery in deliveries)

@@ -34,16 +34,15 @@ class NoWal:
         """Take no time and make nothing durable."""
         return 0.0
 
-    def cut(self, generation: int) -> None:
+    def cut(self, generation: int, first_sequence: int | None = None) -> None:
         """Go on with the next segment id."""
         del generation
         self.segment_id += 1
-        self.first_sequence = self.next_sequence
+        self.first_sequence = self.next_sequence = max(first_sequence or 0, self.next_sequence)
 
     def replace(self, generation: int, first_sequence: int) -> None:
         """Go on with the next segment id; nothing here can fail, so nothing is to be replaced."""
-        del first_sequence
-        self.cut(generation)
+        self.cut(generation, first_sequence)
 
     def drop(self, segment_id: int) -> None:
         """Have nothing to drop."""

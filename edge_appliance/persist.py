@@ -1,24 +1,22 @@
-"""The workers that turn sealed segments into parts.
+"""The workers that turn sealed segments, and what is set aside of the open one, into parts.
 
 One transaction of the catalog is the only commit point. Before it the rows count in memory and in the log, behind it
 in the parts; a crash anywhere leads to the same end. In order:
 
     write all tables      into the spool, under temporary names, in parallel
     publish               sync all, rename all, sync the directory once
-    commit                parts in, segment persisted: catalog.commit_persist
+    commit                parts in, and the segment, set-aside or replayed prefix noted as persisted
     show                  the view gets the parts instead of the rows, whose memory goes
-    release               unlink the log file, sync its directory, forget the segment
+    release               of a segment: unlink the log file, sync its directory, forget the segment
 
-What fails is tried again for ever with a growing pause, from the step that failed; until then rows and log stay. One
-table never pins the log: after five failures of its own its rows go to the quarantine as line protocol, in the same
-transaction. A full or failing disk is no failure of a table.
+Jobs are committed in the order of their ranks. What fails is tried again for ever with a growing pause, from the step
+that failed; until then rows and log stay. One table never pins the log: after five failures of its own its rows go to
+the quarantine as line protocol, in the same transaction. A full or failing disk is no failure of a table.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import queue
 import threading
 import time
 from collections import Counter
@@ -27,22 +25,23 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
-import pyarrow as pa
-
-from edge_appliance import durable
 from edge_appliance.catalog import Catalog
+from edge_appliance.core.catalog_state import DoneSetAside
 from edge_appliance.core.columns import RowSet
-from edge_appliance.core.delivery import DeliveryKey, TableDefinition, TableKey
-from edge_appliance.core.line_text import row_lines
-from edge_appliance.core.merge import SLICE_BYTES, sort_and_merge
-from edge_appliance.core.parts import Part, encode_name, part_name
+from edge_appliance.core.delivery import TableKey
+from edge_appliance.core.interval import MAX_NS
+from edge_appliance.core.memory_plan import SLICE_BYTES
+from edge_appliance.core.parts import Part
+from edge_appliance.core.segment import Segment
+from edge_appliance.core.set_aside import SetAside
 from edge_appliance.errors import DiskError, EdgeError
 from edge_appliance.health import Health
 from edge_appliance.host import release_free_memory
 from edge_appliance.metrics import Metrics
-from edge_appliance.parquet_file import PartFooter, write_part
+from edge_appliance.part_writer import PartWriter
+from edge_appliance.persist_ports import LogFiles, RowOwner, Rows, SealedSegment
 from edge_appliance.quarantine import count_files
 from edge_appliance.spool import count_parts
 from edge_appliance.systemd import Station
@@ -51,50 +50,29 @@ _log = logging.getLogger(__name__)
 
 TABLE_FAILURES_MAX: Final = 5
 FIRST_PAUSE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 60.0
+LONGEST_PAUSE_S: Final = 10.0
+"""Intake may wait for memory that a full disk holds up: it shall go on soon after there is room again."""
 
 
-class SealedSegment(Protocol):
-    """A segment that does not change any more."""
+class _Place(NamedTuple):
+    """Of a job among all others: the order of ranks."""
 
-    id: int
+    segment_id: int
     rank: int
-
-    def row_sets(self) -> list[RowSet]:
-        """Rows of each table."""
-        ...
-
-    def definitions(self) -> list[TableDefinition]:
-        """Definitions of those tables."""
-        ...
-
-    def delivery_keys(self) -> list[DeliveryKey]:
-        """Keys of the QoS 1 deliveries that brought them."""
-        ...
-
-
-class RowOwner(Protocol):
-    """Who holds the rows until they are persisted: the buffer."""
-
-    def persisted(self, segment_id: int, parts: Sequence[Part]) -> None:
-        """Show parts instead of the segment's rows."""
-        ...
-
-
-class LogFiles(Protocol):
-    """Who holds the log files: the WAL directory."""
-
-    def drop(self, segment_id: int) -> None:
-        """Unlink a file and sync the directory; a missing file is fine."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One segment on its way, with what is done already."""
+    """Some rows on their way, with what is done already."""
 
-    segment: SealedSegment
-    started_s: float
+    place: _Place
+    rows: Rows
+    list_parts: Callable[[Sequence[Part]], None]
+    """Commits the parts and shows them."""
+    until_ns: int = MAX_NS
+    """Rows after this time stay where they are."""
+    is_set_aside: bool = False
+    started_s: float = field(default_factory=time.monotonic)
     waiting: dict[TableKey, RowSet] | None = None
     """Tables that are not written yet; None: all of them."""
     written: dict[TableKey, list[Part]] = field(default_factory=dict)
@@ -107,7 +85,7 @@ class _Job:
 
 
 class Persister:
-    """Persists sealed segments, with at most `workers` tables in work at once."""
+    """Persists what it is given, with at most `workers` tables in work at once."""
 
     def __init__(
         self,
@@ -125,7 +103,6 @@ class Persister:
         slice_bytes: int = SLICE_BYTES,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        self._spool_dir = spool_dir
         self._quarantine_dir = quarantine_dir
         self._catalog = catalog
         self._buffer = buffer
@@ -134,53 +111,83 @@ class Persister:
         self._metrics = metrics
         self._on_parts = on_parts
         """Told of parts that are committed and shown: the uploader."""
-        self._slice_bytes = slice_bytes
         self._first_pause_s = first_pause_s
-        self._idle = queue.SimpleQueue[Station]()
-        """Stations of workers without a table; those with one must get on, slice by slice."""
-        for station in stations:
-            station.rest()
-            self._idle.put(station)
-        self._tables = ThreadPoolExecutor(workers, "persist-table")
-        # These only wait for tables, disk and catalog: one for each segment that could keep a worker busy.
-        self._segments = ThreadPoolExecutor(workers, "persist")
         self._stop = threading.Event()
+        self._writer = PartWriter(
+            spool_dir, quarantine_dir, catalog, self._stop, stations=stations, slice_bytes=slice_bytes
+        )
+        self._tables = ThreadPoolExecutor(workers, "persist-table")
+        # These only wait for tables, disk and catalog: one for each job that could keep a worker busy.
+        self._jobs = ThreadPoolExecutor(workers, "persist")
         self._releasing = threading.Lock()
         self._changed = threading.Condition()
-        self._pending: set[int] = set()
-        """Segments that are not committed yet."""
+        self._pending: dict[_Place, bool] = {}
+        """Jobs that are not committed yet, and whether they are set-asides."""
         self._committed: set[int] = set()
         """Committed segments whose log file is still there."""
-        self._failing: dict[int, str] = {}
+        self._failing: dict[_Place, str] = {}
+
+    # Jobs are submitted in ascending order of their ranks. After `close` they stay in the log.
 
     def submit(self, segment: SealedSegment) -> None:
-        """Persist `segment`; segments come in ascending order of their ids. After `close` it stays in the log."""
+        """Persist a sealed segment; then its log file goes."""
+        self._submit(_Job(_Place(segment.id, segment.rank), segment, lambda parts: self._list_segment(segment, parts)))
+
+    def submit_set_aside(self, aside: SetAside) -> None:
+        """Persist what is set aside of a segment, whose own turn comes after that."""
+        place = _Place(aside.segment_id, aside.rank)
+        self._submit(
+            _Job(
+                place,
+                aside,
+                lambda parts: self._list_set_aside(aside, parts),
+                until_ns=aside.time_ns,
+                is_set_aside=True,
+            )
+        )
+
+    def submit_prefix(self, segment: Segment) -> None:
+        """Persist the first rows of a log file that is being replayed; the file stays."""
+        self._submit(_Job(_Place(segment.id, segment.rank), segment, lambda parts: self._list_prefix(segment, parts)))
+
+    def _submit(self, job: _Job) -> None:
         with self._changed:
-            self._pending.add(segment.id)
+            self._pending[job.place] = job.is_set_aside
         with suppress(RuntimeError):
-            self._segments.submit(self._persist, segment)
+            self._jobs.submit(self._persist, job)
+
+    @property
+    def failure(self) -> str:
+        """Why a job is not done yet and is tried again; empty while all goes well."""
+        with self._changed:
+            return next(iter(self._failing.values()), "")
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything submitted is persisted; False when it takes longer."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending and not self._committed, timeout_s)
 
+    def drain_set_asides(self, timeout_s: float) -> bool:
+        """Wait until no set-aside waits; False when it takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: True not in self._pending.values(), timeout_s)
+
     def close(self) -> None:
         """Stop: what is not committed stays in the log. Waits for the slices being written, not for retries."""
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
-        self._segments.shutdown(cancel_futures=True)
+        self._jobs.shutdown(cancel_futures=True)
         self._tables.shutdown(cancel_futures=True)
 
-    def _persist(self, segment: SealedSegment) -> None:
-        job = _Job(segment, time.monotonic())
-        if self._until_done(segment.id, lambda: self._try(job)):
+    def _persist(self, job: _Job) -> None:
+        place = job.place
+        if self._until_done(place, lambda: self._try(job)):
             # On its own, because this call holds on to the segment's rows until it returns.
             with suppress(RuntimeError):
-                self._segments.submit(self._until_done, segment.id, self._release)
+                self._jobs.submit(self._until_done, place, self._release)
 
-    def _until_done(self, segment_id: int, step: Callable[[], str]) -> bool:
+    def _until_done(self, place: _Place, step: Callable[[], str]) -> bool:
         """Repeat `step` until it gives no reason to try again; False when the persister was stopped before."""
         pause_s = self._first_pause_s
         while not self._stop.is_set():
@@ -189,24 +196,24 @@ class Persister:
             except EdgeError as error:
                 reason = str(error)
             except Exception as error:  # top of a worker thread: whatever it was, the rows stay and it is tried again
-                _log.exception("persist of segment %d", segment_id)
+                _log.exception("persist of segment %d", place.segment_id)
                 reason = f"{type(error).__name__}: {error}"
-            self._report(segment_id, reason)
+            self._report(place, reason)
             if not reason:
                 return True
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return False
 
-    def _report(self, segment_id: int, reason: str) -> None:
+    def _report(self, place: _Place, reason: str) -> None:
         with self._changed:
-            self._failing.pop(segment_id, None)
+            self._failing.pop(place, None)
             if reason:
-                self._failing[segment_id] = reason
+                self._failing[place] = reason
             shown = next(iter(self._failing.values()), "")
         if reason:
             self._metrics.persist_failures.add()
-            _log.warning("segment %d is not persisted yet: %s", segment_id, reason)
+            _log.warning("segment %d is not persisted yet: %s", place.segment_id, reason)
         if shown:
             self._health.degrade("persist", f"rows wait for their persist: {shown}")
         else:
@@ -215,20 +222,38 @@ class Persister:
     def _try(self, job: _Job) -> str:
         """Go on from the step that failed; returns why it is not committed, or nothing."""
         if not job.is_published:
+            if not self._has_own_rows_only(job.place):
+                return "stopping"
             reason = self._write_all(job)
             if reason:
                 return reason
-            self._publish(job)
+            try:
+                self._writer.publish(job.parts)
+            except DiskError:
+                job.waiting = None
+                job.written.clear()
+                raise
+            job.is_published = True
         return self._commit(job)
 
-    # Write
+    def _has_own_rows_only(self, place: _Place) -> bool:
+        """Wait until nothing of the same segment is being set aside any more; False when stopped before."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._stop.is_set()
+                    or not any(other.segment_id == place.segment_id and other < place for other in self._pending)
+                )
+            )
+        return not self._stop.is_set()
 
     def _write_all(self, job: _Job) -> str:
         """Write the waiting tables; returns why some still wait, or nothing."""
         if job.waiting is None:
-            job.waiting = {(row_set.database, row_set.table): row_set for row_set in job.segment.row_sets()}
+            job.waiting = {(row_set.database, row_set.table): row_set for row_set in job.rows.row_sets()}
         futures: dict[TableKey, Future[list[Part]]] = {
-            key: self._tables.submit(self._write_table, job.segment, row_set) for key, row_set in job.waiting.items()
+            key: self._tables.submit(self._writer.write, job.place.segment_id, row_set, job.until_ns)
+            for key, row_set in job.waiting.items()
         }
         wait(futures.values())
         if self._stop.is_set():
@@ -238,69 +263,13 @@ class Persister:
             error = future.exception()
             if error is None:
                 job.written[key] = future.result()
-            elif not self._gave_up(job, key, job.waiting[key], error):
+            elif not self._gave_up(job, key, error):
                 reason = f"{key[0]}.{key[1]}: {error}"
                 continue
             del job.waiting[key]
         return reason
 
-    def _write_table(self, segment: SealedSegment, row_set: RowSet) -> list[Part]:
-        try:
-            station = self._idle.get_nowait()
-        except queue.Empty:  # nobody watches
-            return self._write_slices(segment, row_set, lambda: None)
-        try:
-            return self._write_slices(segment, row_set, station.beat)
-        finally:
-            station.rest()
-            self._idle.put(station)
-
-    def _write_slices(self, segment: SealedSegment, row_set: RowSet, beat: Callable[[], None]) -> list[Part]:
-        state = self._catalog.state
-        parts: list[Part] = []
-        try:
-            beat()
-            for piece in sort_and_merge(row_set, self._slice_bytes):
-                if self._stop.is_set():
-                    break
-                beat()
-                part = Part(
-                    row_set.database,
-                    row_set.table,
-                    piece.date,
-                    state.node,
-                    state.incarnation,
-                    rank_lo=row_set.rank,
-                    rank_hi=row_set.rank,
-                    slice=piece.number,
-                    slices=piece.count,
-                    rows=piece.table.num_rows,
-                    size_bytes=0,
-                    min_time_ns=piece.min_time_ns,
-                    max_time_ns=piece.max_time_ns,
-                )
-                footer = PartFooter(part, row_set.columns, (segment.id, segment.id), state.generation)
-                parts.append(self._write_slice(footer, piece.table))
-        finally:
-            pa.default_memory_pool().release_unused()
-        return parts
-
-    def _write_slice(self, footer: PartFooter, table: pa.Table) -> Part:
-        temporary = self._temporary(footer.part)
-        # Never over an older attempt: after a failed sync that file must not be used again.
-        with suppress(OSError):
-            temporary.unlink()
-        try:
-            return write_part(temporary, table, footer)
-        except DiskError:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-
-    def _temporary(self, part: Part) -> Path:
-        return self._spool_dir / (part_name(part) + durable.TEMPORARY_SUFFIX)
-
-    def _gave_up(self, job: _Job, key: TableKey, row_set: RowSet, error: BaseException) -> bool:
+    def _gave_up(self, job: _Job, key: TableKey, error: BaseException) -> bool:
         """Count a failure that is the table's own; with the last one, write it to the quarantine and say True."""
         if not isinstance(error, Exception):
             raise error
@@ -308,60 +277,22 @@ class Persister:
             return False
         job.failures[key] += 1
         _log.error("table %s.%s: persist failed (%d)", *key, job.failures[key], exc_info=error)
-        if job.failures[key] < TABLE_FAILURES_MAX:
+        if job.failures[key] < TABLE_FAILURES_MAX or job.waiting is None:
             return False
-        path = self._quarantine(row_set)
+        path = self._writer.quarantine(job.waiting[key], job.until_ns)
         self._health.degrade("quarantine", f"table {key[0]}.{key[1]} could not be written as Parquet: see {path}")
         self._metrics.quarantine_files.set(count_files(self._quarantine_dir))
         return True
 
-    def _quarantine(self, row_set: RowSet) -> Path:
-        """Write all rows of a table as line protocol, durably."""
-        durable.make_directory(self._quarantine_dir)
-        database = hashlib.sha256(row_set.database.encode()).hexdigest()[:8]
-        path = self._quarantine_dir / f"{row_set.rank:020}-{database}-{encode_name(row_set.table)}.lp"
-        temporary = path.with_name(path.name + durable.TEMPORARY_SUFFIX)
-        try:
-            with temporary.open("wb") as file:
-                file.write(f"# database {row_set.database!r}, {row_set.rows} rows\n".encode())
-                file.writelines(row_lines(row_set))
-        except OSError as error:
-            raise DiskError("write", str(temporary), error) from error
-        durable.publish(temporary, path)
-        return path
-
-    # Publish, commit, release
-
-    def _publish(self, job: _Job) -> None:
-        """Sync all, rename all, sync the directory. After a failure everything is written anew, to new files."""
-        finals = {self._temporary(part): self._spool_dir / part_name(part) for part in job.parts}
-        try:
-            for temporary in finals:
-                durable.sync_file(temporary)
-            for temporary, final in finals.items():
-                try:
-                    temporary.replace(final)
-                except OSError as error:
-                    raise DiskError("rename", str(final), error) from error
-            if finals:
-                durable.sync_directory(self._spool_dir)
-        except DiskError:
-            job.waiting = None
-            job.written.clear()
-            raise
-        job.is_published = True
+    # Commit, show, release
 
     def _commit(self, job: _Job) -> str:
-        segment, parts = job.segment, job.parts
-        if not self._is_next(segment.id):
+        if not self._is_next(job.place):
             return "stopping"
-        self._catalog.commit_persist(
-            segment.id, segment.rank, segment.definitions(), parts, segment.delivery_keys()
-        ).result()
-        self._buffer.persisted(segment.id, parts)
+        parts = job.parts
+        job.list_parts(parts)
         with self._changed:
-            self._pending.discard(segment.id)
-            self._committed.add(segment.id)
+            self._pending.pop(job.place, None)
             self._changed.notify_all()
         self._on_parts(parts)
         self._metrics.persisted_rows.add(sum(part.rows for part in parts))
@@ -369,14 +300,35 @@ class Persister:
         count_parts(self._metrics, self._catalog.state.parts)
         return ""
 
-    def _is_next(self, segment_id: int) -> bool:
-        """Wait until all older segments are committed; False when the persister was stopped before.
+    def _list_segment(self, segment: SealedSegment, parts: Sequence[Part]) -> None:
+        self._catalog.commit_persist(
+            segment.id, segment.rank, segment.definitions(), parts, segment.delivery_keys()
+        ).result()
+        self._buffer.persisted(segment.id, parts)
+        with self._changed:
+            self._committed.add(segment.id)
+
+    def _list_set_aside(self, aside: SetAside, parts: Sequence[Part]) -> None:
+        rest = aside.rest()
+        done = DoneSetAside(aside.segment_id, aside.rank, *aside.key, aside.time_ns)
+        self._catalog.commit_set_aside(done, aside.definitions(), parts).result()
+        self._buffer.set_aside_persisted(aside, rest, parts)
+        self._metrics.set_asides.add()
+
+    def _list_prefix(self, segment: Segment, parts: Sequence[Part]) -> None:
+        self._catalog.commit_prefix(
+            segment.id, segment.rank, segment.definitions(), parts, segment.delivery_keys()
+        ).result()
+        self._buffer.prefix_persisted(segment, parts)
+
+    def _is_next(self, place: _Place) -> bool:
+        """Wait until all lower ranks are committed; False when the persister was stopped before.
 
         Parts must rank below all rows in memory: readers let these win. And a log file that still has rows must not
         lie behind ranks that are given out.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._stop.is_set() or segment_id <= min(self._pending, default=segment_id))
+            self._changed.wait_for(lambda: self._stop.is_set() or place <= min(self._pending, default=place))
         return not self._stop.is_set()
 
     def _release(self) -> str:
@@ -394,6 +346,6 @@ class Persister:
     def _droppable(self) -> int | None:
         with self._changed:
             oldest = min(self._committed, default=None)
-            if oldest is None or any(segment_id < oldest for segment_id in self._pending):
+            if oldest is None or any(place.segment_id < oldest for place in self._pending):
                 return None
             return oldest

@@ -7,8 +7,10 @@ query, since over hours ingest may fill its buffer, but within one query's time 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -38,10 +40,24 @@ class MemoryGuard:
         self._available = available
         self._lock = threading.Lock()
         self._quiet_until_s = 0.0
+        self._numbers = itertools.count()
+        self._running = weakref.WeakValueDictionary[int, Watch]()
 
     def watch(self) -> Watch:
         """A watch for one query."""
         return Watch(self)
+
+    def began(self, watch: Watch) -> None:
+        """Note a query that has begun; it is forgotten with its watch."""
+        with self._lock:
+            self._running[next(self._numbers)] = watch
+
+    def end_oldest(self) -> None:
+        """End the query that began first: rows that only it still reads keep others from being stored."""
+        with self._lock:
+            running = dict(self._running)
+        if running:
+            running[min(running)].end("rows it reads are persisted, and hold memory that new rows need")
 
     def resident_bytes(self) -> int:
         """Resident memory of the process."""
@@ -67,13 +83,21 @@ class Watch:
     def __init__(self, guard: MemoryGuard) -> None:
         self._guard = guard
         self._before_bytes: int | None = None
+        self._reason = ""
+
+    def end(self, reason: str) -> None:
+        """Let the query end at its next check. Safe from any thread."""
+        self._reason = reason
 
     def begin(self) -> None:
         """From here on growth counts."""
         self._before_bytes = self._guard.resident_bytes()
+        self._guard.began(self)
 
     def check(self) -> None:
         """Raise QueryError when the process has grown too much; nothing counts before `begin`."""
+        if self._reason:
+            raise QueryError("exhausted", f"the query was ended: {self._reason}")
         if self._before_bytes is None:
             return
         grown_bytes = self._guard.resident_bytes() - self._before_bytes

@@ -1,8 +1,9 @@
 """Restart: read every log file in order through the same append step, and leave nothing half done.
 
 A segment that the catalog lists as persisted is dropped unread. Of the others, rows that a listed part covers stay
-out, everything else is in memory again afterwards, sealed, with the rank it had. Replay decides nothing, and no
-damage stops it: what cannot be read is kept in quarantine, counted, and named in health.
+out, and so do those that were set aside or went with an earlier, cut-off replay. Everything else is in memory again
+afterwards, sealed, with the rank it had, or in parts when memory does not reach. Replay decides nothing, and no damage
+stops it: what cannot be read is kept in quarantine, counted, and named in health.
 """
 
 from __future__ import annotations
@@ -11,33 +12,44 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_appliance import durable
+import pyarrow.compute as pc
+
+from edge_appliance.backlog import Backlog, Stopped
 from edge_appliance.buffer import Buffer
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.append import Appender, IsCovered
 from edge_appliance.core.delivery import CLOCK_UNSET_BEFORE_NS
-from edge_appliance.core.parts import EPOCH_ORDINAL, cover_intervals
+from edge_appliance.core.interval import MIN_NS, Interval
+from edge_appliance.core.parts import DAY_NS, EPOCH_ORDINAL, cover_intervals
 from edge_appliance.core.redelivery import RecentDeliveries
-from edge_appliance.core.segment import Segment
+from edge_appliance.core.segment import Segment, TableBuffer
+from edge_appliance.core.set_aside import set_aside, without_times
 from edge_appliance.core.wal_frame import KNOWN_TYPES, FileHeader, Frame, FrameType
-from edge_appliance.core.wal_record import GroupRecord, LoggedGroup, decode_group, encode_group
+from edge_appliance.core.wal_record import (
+    GroupRecord,
+    LoggedGroup,
+    PersistBegin,
+    decode_begin,
+    decode_group,
+    encode_group,
+)
 from edge_appliance.core.wal_scan import Damage
-from edge_appliance.errors import DiskError, EdgeError, FormatError
+from edge_appliance.errors import EdgeError, FormatError
 from edge_appliance.group_append import take_back
 from edge_appliance.health import Health, ReplayProgress
 from edge_appliance.metrics import Metrics
 from edge_appliance.quarantine import count_files
+from edge_appliance.replay_notes import ReplayNotes
 from edge_appliance.wal import Wal
 from edge_appliance.wal_file import WalFile
 
 _log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_BYTES: Final = 2**20
-WAIT_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -50,12 +62,21 @@ class Replayed:
     last_segment_id: int = 0
     last_sequence: int = 0
     lines: int = 0
-    segments: list[Segment] = field(default_factory=list)
-    """Segments with rows that still have to be persisted, in order."""
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: the process was asked to stop
-    """Raised inside replay when the process is asked to stop."""
+class _Last:
+    """The rank of what is left of a file: its last sequence.
+
+    At a cut that was the one before the successor's first, but a successor that a restart opened may begin higher,
+    behind numbers that were given out to others. A file that ends in a PERSIST_BEGIN has given that rank away.
+    """
+
+    def __init__(self, sequence: int) -> None:
+        self.rank = sequence
+
+    def note(self, frame: Frame) -> None:
+        """Take a frame that was not met before."""
+        self.rank = max(self.rank, frame.sequence + (frame.type == FrameType.PERSIST_BEGIN))
 
 
 class Replay:
@@ -71,7 +92,7 @@ class Replay:
         metrics: Metrics,
         *,
         quarantine_dir: Path,
-        persist: Callable[[Segment], None],
+        backlog: Backlog,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._wal = wal
@@ -81,19 +102,22 @@ class Replay:
         self._health = health
         self._metrics = metrics
         self._quarantine_dir = quarantine_dir
-        self._persist = persist
+        self._notes = ReplayNotes(health, metrics, quarantine_dir)
+        self._backlog = backlog
         self._is_stopping = is_stopping
         self._started_s = time.monotonic()
         self._progress = ReplayProgress()
         persisted = sorted(catalog.state.logged.values(), key=lambda logged: logged.rank)
-        self._done = Replayed(RecentDeliveries(logged.key for logged in persisted))
+        self.done = Replayed(RecentDeliveries(logged.key for logged in persisted))
         self._passed_bytes = 0
         """Bytes of the files before the one in work."""
         self._intervals = cover_intervals(buffer.parts())
+        self._has_prefix = False
+        """Whether rows of the file in work were persisted for want of memory."""
 
     def run(self, files: Sequence[WalFile]) -> Replayed | None:
         """Replay `files` in order; None when the process is asked to stop meanwhile. Raises DiskError."""
-        self._note_quarantined()
+        self._notes.quarantined(self._wal.quarantined)
         self._progress = ReplayProgress(total_bytes=sum(file.size_bytes for file in files))
         self._health.replayed(self._progress)
         if files:
@@ -111,14 +135,14 @@ class Replay:
         self._forget_dropped({file.id for file in files})
         seconds = time.monotonic() - self._started_s
         self._metrics.replay_seconds.set(round(seconds, 3))
-        self._metrics.replay_lines.set(self._done.lines)
+        self._metrics.replay_lines.set(self.done.lines)
         self._metrics.quarantine_files.set(count_files(self._quarantine_dir))
         if files:
-            _log.info("replayed %d log files, %d lines in %.1f s", len(files), self._done.lines, seconds)
-        return self._done
+            _log.info("replayed %d log files, %d lines in %.1f s", len(files), self.done.lines, seconds)
+        return self.done
 
     def _replay_file(self, file: WalFile, successor: FileHeader | None) -> None:
-        done = self._done
+        done = self.done
         done.last_segment_id = max(done.last_segment_id, file.id)
         if file.header is not None and file.header.created_ns >= CLOCK_UNSET_BEFORE_NS:
             # Also when its rows are in parts or it never had any: an unset clock goes on from the last time seen.
@@ -130,46 +154,55 @@ class Replay:
             return
         first_sequence = file.header.first_sequence if file.header else 0
         done.last_sequence = max(done.last_sequence, first_sequence - 1)
-        segment = Segment(file.id, first_sequence, time.monotonic())
-        rank, mismatches = self._read(file, successor, segment, self._cover(file, successor))
+        self._has_prefix = False
+        self._buffer.start(Segment(file.id, first_sequence, time.monotonic()))
+        rank, mismatches = self._read(file, successor, self._cover(file, successor))
         if mismatches:
-            self._keep_file(file, mismatches)
-        self._finish(segment, rank)
+            self._notes.keep_file(file, mismatches)
+        self._finish(rank)
 
-    def _read(
-        self, file: WalFile, successor: FileHeader | None, segment: Segment, is_covered: IsCovered | None
-    ) -> tuple[int, int]:
-        """Append all groups of a file; returns its rank and the number of entries that gave other rows than logged.
-
-        The rank is the last sequence of the file itself: at a cut that was the one before the successor's first, but
-        a successor that a restart opened may begin higher, behind numbers that were given out to others.
-        """
-        done = self._done
-        rank, mismatches = segment.first_sequence - 1, 0
+    def _read(self, file: WalFile, successor: FileHeader | None, is_covered: IsCovered | None) -> tuple[int, int]:
+        """Append all groups of a file; returns its rank and the number of entries that gave other rows than logged."""
+        done, last, mismatches = self.done, _Last(self._buffer.state.open.first_sequence - 1), 0
+        prefix = self._catalog.state.prefixes.get(file.id, 0)
         for found in self._wal.read(file, successor):
             if self._is_stopping():
                 raise Stopped
             if isinstance(found, Damage):
                 self._note_damage(file, found)
                 continue
-            if found.type == FrameType.GROUP and found.sequence > done.last_sequence:
-                mismatches += self._append(file, segment, found, is_covered)
+            is_new = found.sequence > done.last_sequence
+            if found.type == FrameType.GROUP and is_new:
+                mismatches += self._append(file, found, is_covered, is_known=found.sequence <= prefix)
+            elif found.type == FrameType.PERSIST_BEGIN and is_new and found.sequence > prefix:
+                self._begin(file, found)
             elif found.type not in KNOWN_TYPES:
                 self._metrics.wal_skipped.add()
-            if found.sequence > done.last_sequence:
-                rank = done.last_sequence = found.sequence
+            if is_new:
+                done.last_sequence = found.sequence
+                last.note(found)
+            if found.type == FrameType.GROUP:
+                self._backlog.make_room(self._cut_prefix)
             self._show(self._passed_bytes + found.offset + found.length)
         self._passed_bytes += file.size_bytes
         self._show(self._passed_bytes)
-        return rank, mismatches
+        done.last_sequence = max(done.last_sequence, last.rank)
+        return last.rank, mismatches
 
-    def _append(self, file: WalFile, segment: Segment, frame: Frame, is_covered: IsCovered | None) -> int:
-        """Append one group and publish it; returns the number of entries that gave other rows than logged."""
+    def _append(self, file: WalFile, frame: Frame, is_covered: IsCovered | None, *, is_known: bool) -> int:
+        """Append one group and publish it; returns the number of entries that gave other rows than logged.
+
+        The rows of a group that `is_known` are in parts: of it only the deliveries are remembered.
+        """
+        segment = self._buffer.state.open
         try:
             group = decode_group(frame.payload)
         except FormatError as error:
             self._note_damage(file, Damage(frame.offset, frame.length, error.reason, frame.sequence, frame.sequence))
             return 1
+        if is_known:
+            self._remember(segment, group)
+            return 0
         try:
             mismatches = self._append_group(segment, group, is_covered)
         except MemoryError:
@@ -196,10 +229,8 @@ class Replay:
     def _append_group(self, segment: Segment, group: LoggedGroup, is_covered: IsCovered | None) -> list[str]:
         """Append and publish; returns what gave other rows than logged."""
         result = self._appender.append_logged(segment, group, is_covered)
-        frozen = segment.freeze_large_tails()
-        self._appender.schema.commit()
-        segment.publish(frozen)
-        self._done.lines += result.lines
+        self._buffer.publish()
+        self.done.lines += result.lines
         return result.mismatches
 
     def _append_each(self, segment: Segment, group: LoggedGroup, is_covered: IsCovered | None) -> list[str]:
@@ -217,51 +248,114 @@ class Replay:
         return mismatches
 
     def _remember(self, segment: Segment, group: LoggedGroup) -> None:
-        done = self._done
+        done = self.done
         done.last_arrival_ns = max([done.last_arrival_ns, *group.arrivals])
         keys = group.keys()
         done.recent.add(keys)
         segment.keep_keys(keys)
 
     def _cover(self, file: WalFile, successor: FileHeader | None) -> IsCovered | None:
-        """Which rows of a file are in a listed part; None when none are, as nearly always."""
-        first = file.header.first_sequence if file.header else 0
-        if all(hi < first for intervals in self._intervals.values() for _, hi in intervals):
+        """Which rows of a file are in a listed part; None when none are, as nearly always.
+
+        Parts of set-asides, and those of a replay that was cut off, are told apart by the sequence of each row.
+        """
+        state = self._catalog.state
+        first = max(file.header.first_sequence if file.header else 0, state.prefixes.get(file.id, 0) + 1)
+        if all(hi < first or lo in state.set_asides for known in self._intervals.values() for lo, hi in known):
             return None
-        rank = 0
+        last = _Last(0)
         for found in self._wal.read(file, successor):
             if self._is_stopping():
                 raise Stopped
             if isinstance(found, Frame):
-                rank = max(rank, found.sequence)
+                last.note(found)
         covered = {
             (database, table, date.toordinal() - EPOCH_ORDINAL)
             for (database, table, date), intervals in self._intervals.items()
-            if any(lo <= rank <= hi for lo, hi in intervals)
+            if any(lo <= last.rank <= hi for lo, hi in intervals)
         }
         return (lambda *row: row in covered) if covered else None
 
-    def _finish(self, segment: Segment, rank: int) -> None:
-        """Seal what a file gave, and make room before the next one is read."""
-        if segment.is_empty:
+    # Rows that were set aside, and rows that memory does not reach for
+
+    def _begin(self, file: WalFile, frame: Frame) -> None:
+        """Take rows out that were set aside here: drop them when they are in parts, else persist them on their own."""
+        try:
+            begin = decode_begin(frame.payload)
+        except FormatError as error:
+            self._note_damage(file, Damage(frame.offset, frame.length, error.reason, frame.sequence, frame.sequence))
+            return
+        segment = self._buffer.state.open
+        table = segment.tables.get((begin.database, begin.table))
+        if table is None:
+            return
+        self._wait_for_earlier(table)
+        self._buffer.freeze(table)
+        if frame.sequence in self._catalog.state.set_asides:
+            self._drop_times(table, [Interval(MIN_NS, begin.time_ns)])
+        else:
+            self._drop_times(table, self._covered_times(begin, frame.sequence))
+            if any(pc.min(chunk.time).as_py() <= begin.time_ns for chunk in table.chunks):
+                aside = set_aside(segment, table, frame.sequence, begin.time_ns, table.frozen_bytes)
+                self._buffer.set_aside(aside)
+                self._backlog.add_set_aside(aside)
+
+    def _wait_for_earlier(self, table: TableBuffer) -> None:
+        """Of a table one set-aside is in work at a time; two are only found when the catalog was lost."""
+        buffer = self._buffer
+        if any(aside.buffer is table for aside in buffer.state.set_asides):
+            self._backlog.submit_all()
+            self._backlog.wait_until(lambda: all(aside.buffer is not table for aside in buffer.state.set_asides))
+
+    def _covered_times(self, begin: PersistBegin, rank: int) -> list[Interval]:
+        """Times of a set-aside whose dates have a listed part: the catalog was lost, its parts were not."""
+        days = (
+            date.toordinal() - EPOCH_ORDINAL
+            for (database, table, date), intervals in self._intervals.items()
+            if (database, table) == begin[:2] and any(lo <= rank <= hi for lo, hi in intervals)
+        )
+        starts = (max(MIN_NS, day * DAY_NS) for day in days)
+        return [Interval(start, min(start + DAY_NS - 1, begin.time_ns)) for start in starts if start <= begin.time_ns]
+
+    def _drop_times(self, table: TableBuffer, times: Sequence[Interval]) -> None:
+        rest = without_times(table.chunks, times)
+        if rest != table.chunks:
+            self._buffer.drop_rows(table, rest)
+
+    def _cut_prefix(self) -> bool:
+        """Persist all rows of the file read so far; False when there are none."""
+        segment, sequence = self._buffer.state.open, self.done.last_sequence
+        if not any(table.size_bytes for table in segment.tables.values()):
+            return False
+        for early in self._catalog.state.set_asides.values():
+            table = segment.tables.get((early.database, early.table))
+            if early.segment_id == segment.id and early.sequence > sequence and table is not None:
+                # In parts, although the record that says so lies further ahead.
+                self._buffer.freeze(table)
+                self._drop_times(table, [Interval(MIN_NS, early.time_ns)])
+        self._backlog.add_prefix(self._buffer.cut(Segment(segment.id, sequence + 1, time.monotonic()), sequence))
+        self._has_prefix = True
+        return True
+
+    def _finish(self, rank: int) -> None:
+        """Seal what a file gave."""
+        segment = self._buffer.state.open
+        if segment.is_empty and not self._has_prefix:
             self._drop(segment.id)
             return
-        segment.seal(rank)
-        segment.drop_lookups()
-        self._buffer.replace(lambda state: replace(state, sealed=(*state.sealed, segment)))
-        self._done.segments.append(segment)
-        while not self._buffer.has_room():
-            if self._is_stopping():
-                raise Stopped
-            if self._done.segments:
-                self._persist(self._done.segments.pop(0))
-            self._buffer.wait_for_change(WAIT_S)
+        if segment.is_empty:
+            # Nothing behind the prefix, which may be in work: the file goes after it, in its turn.
+            rank = self.done.last_sequence = rank + 1
+        self._backlog.add(self._buffer.cut(Segment(0, 0, 0.0), rank))
+        self._backlog.make_room(lambda: False)
 
     def _drop(self, segment_id: int) -> None:
         """Remove a file without rows of its own; when the disk refuses, the next start tries again."""
         try:
             self._wal.drop(segment_id)
-            if segment_id in self._catalog.state.persisted_segments:
+            state = self._catalog.state
+            early = {done.segment_id for done in state.set_asides.values()}.union(state.prefixes)
+            if segment_id in state.persisted_segments.union(early):
                 self._catalog.forget_segment(segment_id).result()
         except EdgeError as error:
             _log.warning("%s; log file %d goes at the next start", error, segment_id)
@@ -272,64 +366,25 @@ class Replay:
         if done_bytes - progress.done_bytes < PROGRESS_EVERY_BYTES and done_bytes != progress.total_bytes:
             return
         seconds = time.monotonic() - self._started_s
-        self._progress = ReplayProgress(done_bytes, progress.total_bytes, self._done.lines, seconds)
+        self._progress = ReplayProgress(done_bytes, progress.total_bytes, self.done.lines, seconds)
         self._health.replayed(self._progress)
 
     def _note_damage(self, file: WalFile, damage: Damage) -> None:
-        if damage.is_torn:
-            _log.info("%s: the last write was torn at byte %d and never acknowledged", file.path, damage.offset)
-            return
-        if damage.last_sequence is not None:
-            self._done.last_sequence = max(self._done.last_sequence, damage.last_sequence)
-        self._metrics.wal_damaged.add()
-        lost = f"{damage.rows} rows" if damage.rows is not None else "an unknown number of rows"
-        where = f"{file.path} at byte {damage.offset}, {damage.length} bytes ({damage.reason})"
-        _log.error("damaged: %s: %s lost, the bytes are kept in %s", where, lost, self._quarantine_dir)
-        self._health.degrade("wal_damage", f"the log was damaged: {where}: {lost} lost")
+        if damage.last_sequence is not None and not damage.is_torn:
+            self.done.last_sequence = max(self.done.last_sequence, damage.last_sequence)
+        self._notes.damage(file, damage)
 
     def _check_link(self, predecessor: WalFile | None, file: WalFile) -> None:
         """Notice that a file between two others is gone: files are dropped from the oldest on, so that is a loss."""
-        first, last = self._done.last_sequence + 1, (file.header.first_sequence if file.header else 0) - 1
+        first, last = self.done.last_sequence + 1, (file.header.first_sequence if file.header else 0) - 1
         previous = file.header.previous if file.header else None
         if predecessor is None or previous is None or previous.segment_id == predecessor.id or last < first:
             return
-        text = f"log records {first} to {last} before {file.path.name} are missing"
-        _log.error("%s", text)
-        self._metrics.wal_damaged.add()
-        self._health.degrade("wal_hole", text)
-
-    def _note_quarantined(self) -> None:
-        for error in self._wal.quarantined:
-            _log.warning("%s; it is kept in %s", error, self._quarantine_dir)
-            self._metrics.wal_damaged.add()
-            self._health.degrade("wal_quarantined", f"{error}; it is kept in {self._quarantine_dir}")
-
-    def _keep_file(self, file: WalFile, mismatches: int) -> None:
-        """Keep a file whose lines gave other rows than they did when they were accepted."""
-        text = f"{file.path}: {mismatches} entries gave other rows than when they were accepted"
-        kept = f"the file is kept in {self._quarantine_dir}"
-        try:
-            durable.make_directory(self._quarantine_dir)
-            durable.link_or_copy(file.path, self._quarantine_dir / f"{file.path.name}.mismatch")
-        except EdgeError as error:  # a full disk must not keep the appliance from starting
-            kept = f"the file is not kept: {error}"
-        self._health.degrade("wal_mismatch", f"{text}; {kept}")
-        _log.error("%s; %s", text, kept)
+        self._notes.hole(file, first, last)
 
     def _forget_dropped(self, present: set[int]) -> None:
         """Segments whose file is gone need no catalog row any more."""
-        for segment_id in self._catalog.state.persisted_segments - present:
+        state = self._catalog.state
+        early = {done.segment_id for done in state.set_asides.values()}.union(state.prefixes)
+        for segment_id in state.persisted_segments.union(early) - present:
             self._drop(segment_id)
-
-
-def settle(wal: Wal, files: Sequence[WalFile], health: Health) -> bool:
-    """Make sure that what was replayed is on the disk and not just in its cache (a crash may have cut the sync).
-
-    False when the disk refuses: then the rows must be persisted before anything is acknowledged.
-    """
-    try:
-        wal.verify_durable(files)
-    except DiskError as error:
-        health.degrade("wal_unsynced", f"{error}: what was replayed is persisted before anything is acknowledged")
-        return False
-    return True

@@ -162,6 +162,10 @@ class SqlEngine:
         """Refuse new queries and end the running ones."""
         self._closed.set()
 
+    def end_oldest(self) -> None:
+        """End the query that has run longest."""
+        self._memory.end_oldest()
+
     def run(
         self,
         database: str,

@@ -199,16 +199,18 @@ class Wal:
             active.durable_sequence = active.next_sequence - 1
         return seconds
 
-    def cut(self, generation: int) -> None:
+    def cut(self, generation: int, first_sequence: int | None = None) -> None:
         """Go on in the next file, whose first sequence is the next one; all records of the old file are durable then.
 
-        Raises DiskError; the old file takes nothing any more after that, and `replace` is the way on.
+        A later first sequence leaves a gap: the rank of what is cut is then one above its last record. Raises
+        DiskError; the old file takes nothing any more after that, and `replace` is the way on.
         """
         active = self._current
         self.sync()
         previous = Predecessor(active.id, active.durable_length, active.durable_crc)
+        first_sequence = max(first_sequence or 0, active.next_sequence)
         try:
-            successor = self._create(self._last_id + 1, active.next_sequence, generation, previous)
+            successor = self._create(self._last_id + 1, first_sequence, generation, previous)
         except DiskError:
             # A header that ends this file here may come back after a crash: records behind it would not count.
             active.is_poisoned = True

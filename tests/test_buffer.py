@@ -131,9 +131,9 @@ def test_full_buffer_has_room_again_only_well_below_its_limit():
     harness = Harness(limit_bytes=10_000)
     while harness.buffer.has_room():
         harness.write(b"p v=1 1\np v=2 2\np v=3 3")
-    harness.buffer.limit_bytes = int(harness.buffer.size_bytes * 1.05)
+    harness.buffer.memory.configured_bytes = int(harness.buffer.size_bytes * 1.05)
     assert not harness.buffer.has_room()
-    harness.buffer.limit_bytes = int(harness.buffer.size_bytes * 1.2)
+    harness.buffer.memory.configured_bytes = int(harness.buffer.size_bytes * 1.2)
     assert harness.buffer.has_room()
 
 

@@ -15,7 +15,7 @@ import pytest
 from edge_appliance import catalog_file, durable
 from edge_appliance.catalog import COPY_PERIOD_S, Catalog
 from edge_appliance.catalog_file import copy_path, read_catalog, write_catalog
-from edge_appliance.core.catalog_state import CatalogState
+from edge_appliance.core.catalog_state import CatalogState, DoneSetAside
 from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition
 from edge_appliance.core.parts import Part
 from edge_appliance.errors import CatalogError, DiskError, NewerFormatError
@@ -72,6 +72,8 @@ def test_everything_committed_is_there_after_reopening(tmp_path: Path) -> None:
     done(catalog.mark_stored([make_part(7)]))
     done(catalog.save_filters(["b/+", "a/#"]))
     done(catalog.note_numbers(12, 99))
+    done(catalog.commit_set_aside(DoneSetAside(5, 11, "edge", "cpu", -4), [CPU], [make_part(11)]))
+    done(catalog.commit_prefix(5, 12, [CPU], [make_part(12)], []))
     before = catalog.state
     catalog.close()
     catalog = open_catalog(tmp_path)
@@ -81,7 +83,7 @@ def test_everything_committed_is_there_after_reopening(tmp_path: Path) -> None:
     assert {part for part in before.parts if part.is_stored} == {replace(make_part(7), is_stored=True)}
     assert before.persisted_segments == {4}
     assert before.filters == ("b/+", "a/#")
-    assert (before.max_segment_id, before.max_sequence, before.generation) == (12, 99, 6)
+    assert (before.max_segment_id, before.max_sequence, before.generation) == (12, 99, 8)
     catalog.close()
 
 
@@ -253,7 +255,7 @@ def test_damaged_catalog_is_refused_and_left_alone(tmp_path: Path, damage: Any) 
 
 def test_catalog_of_a_later_release_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer format is told from damage."""
-    monkeypatch.setattr(catalog_file, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(catalog_file, "FORMAT_VERSION", catalog_file.FORMAT_VERSION + 1)
     open_catalog(tmp_path).close()
     monkeypatch.undo()
     with pytest.raises(NewerFormatError):
@@ -356,3 +358,44 @@ def test_dropped_part_stays_dropped_whatever_is_marked_later(tmp_path: Path) -> 
     assert catalog.state.parts == [replace(make_part(2), is_stored=True)]
     catalog.close()
     assert read_catalog(tmp_path / "catalog.db") == catalog.state
+
+
+def test_set_asides_and_prefixes_go_with_their_segment(tmp_path: Path) -> None:
+    """What replay must leave out of a log file is known as long as the file may be there, and no longer."""
+    catalog = open_catalog(tmp_path)
+    early = DoneSetAside(3, 7, "edge", "cpu", 1_000)
+    done(catalog.commit_set_aside(early, [CPU], [make_part(7)]))
+    done(catalog.commit_set_aside(DoneSetAside(4, 20, "edge", "cpu", 2_000), [], [make_part(20)]))
+    done(catalog.commit_prefix(3, 9, [], [make_part(9)], [DeliveryKey(1, bytes(16))]))
+    done(catalog.commit_prefix(3, 15, [], [make_part(15)], []))
+    assert catalog.state.set_asides[7] == early
+    assert catalog.state.prefixes == {3: 15}
+    assert catalog.state.max_sequence == 20
+    done(catalog.forget_segment(3))
+    before = catalog.state
+    assert list(before.set_asides) == [20]
+    assert before.prefixes == {}
+    catalog.close()
+    catalog = open_catalog(tmp_path)
+    assert catalog.state == before
+    fill_up(catalog)
+    done(catalog.commit_persist(9, 30, [CPU], MANY))
+    assert catalog.state.set_asides == before.set_asides, "also in a catalog that was written anew"
+    catalog.close()
+
+
+def test_catalog_of_format_1_is_taken_over(tmp_path: Path) -> None:
+    """A catalog of the first format has no set-asides, and gets room for them."""
+    catalog = open_catalog(tmp_path)
+    done(catalog.commit_persist(3, 7, [CPU], [make_part(7)]))
+    catalog.close()
+    connection = sqlite3.connect(tmp_path / "catalog.db")
+    connection.executescript("DROP TABLE set_asides; DROP TABLE prefixes; PRAGMA user_version = 1;")
+    connection.close()
+    catalog = open_catalog(tmp_path)
+    assert len(catalog.state.parts) == 1
+    done(catalog.commit_prefix(3, 9, [], [], []))
+    catalog.close()
+    catalog = open_catalog(tmp_path)
+    assert catalog.state.prefixes == {3: 9}
+    catalog.close()

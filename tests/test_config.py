@@ -106,6 +106,16 @@ def test_segment_size_unless_stated_fits_the_buffer(load):
     assert load('[memory]\nbuffer_limit = "32MiB"').segment.max_bytes == 16 << 20
 
 
+def test_small_machine_needs_no_configuration(load, monkeypatch):
+    """Budgets that nobody stated shrink with the machine, and fit each other; stated ones that do not are a fault."""
+    monkeypatch.setattr(config.host, "usable_memory_bytes", lambda: 256 << 20)
+    small = load("")
+    assert small.memory.inbox_limit_bytes == small.http.max_body_bytes < 16 << 20
+    assert small.query.memory_limit_bytes < 64 << 20
+    with pytest.raises(ConfigError, match="60% of usable RAM"):
+        load('[query]\nmemory_limit = "128MiB"')
+
+
 def test_workers_never_above_the_usable_cores(load):
     """More workers than cores only cost memory."""
     assert load("[persist]\nworkers = 64").persist.workers == 4

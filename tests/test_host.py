@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 
 import psutil
 import pytest
@@ -146,3 +147,28 @@ def test_real_host():
 def test_release_free_memory_is_harmless():
     """It may be called at any time, with any C library."""
     host.release_free_memory()
+
+
+def test_thread_that_steps_back_takes_its_children_along():
+    """Others have the CPU first, also before threads that it starts; the rest of the process stays as it is."""
+    seen = []
+
+    def nice() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def child() -> None:
+        seen.append(nice())
+
+    def parent() -> None:
+        host.step_back()
+        seen.append(nice())
+        thread = threading.Thread(target=child)
+        thread.start()
+        thread.join()
+
+    before = nice()
+    thread = threading.Thread(target=parent)
+    thread.start()
+    thread.join()
+    assert seen == [max(before, 10)] * 2
+    assert nice() == before

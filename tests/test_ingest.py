@@ -288,7 +288,7 @@ def test_full_disk_holds_the_group_back_and_resumes_by_itself(make_core, monkeyp
     """Below `wal.min_free` nothing is taken from the inbox; with space again all of it is stored."""
     core = make_core(min_free_bytes=100)
     free = [10]
-    monkeypatch.setattr("edge_appliance.ingest.free_bytes", lambda path: free[0])
+    monkeypatch.setattr("edge_appliance.room.free_bytes", lambda path: free[0])
     monkeypatch.setattr("edge_appliance.ingest.TICK_S", 0.01)
     thread = run(core)
     core.inbox.put([core.delivery(b"p v=1 1", packet_id=1)])

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from edge_appliance import durable, persist
+from edge_appliance import durable, part_writer, persist
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.columns import Chunk, RowSet, SeriesTags
 from edge_appliance.core.delivery import ColumnDefinition, DeliveryKey, Kind, TableDefinition
@@ -204,7 +204,7 @@ def record(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(target, name, step)
 
-    wrap(persist, "write_part", lambda *_: "write")
+    wrap(part_writer, "write_part", lambda *_: "write")
     wrap(durable, "sync_file", lambda *_: "sync")
     wrap(durable, "sync_directory", lambda path: f"sync directory {Path(path).name}")
     wrap(os, "replace", lambda *_: "rename")
@@ -241,7 +241,7 @@ def test_disk_error_keeps_everything_and_heals(world: World, monkeypatch: pytest
     log = world.log_file(3)
     is_refusing = True
     tries = 0
-    write_part = persist.write_part
+    write_part = part_writer.write_part
 
     def refuse(path: Path, *arguments: Any) -> Part:
         nonlocal tries
@@ -251,7 +251,7 @@ def test_disk_error_keeps_everything_and_heals(world: World, monkeypatch: pytest
             raise DiskError("write", str(path), OSError(number, os.strerror(number)))
         return write_part(path, *arguments)
 
-    monkeypatch.setattr(persist, "write_part", refuse)
+    monkeypatch.setattr(part_writer, "write_part", refuse)
     persister = world.persister()
     persister.submit(FakeSegment(3, make_set()))
     wait_until(lambda: tries > persist.TABLE_FAILURES_MAX + 1)
@@ -335,7 +335,7 @@ def test_poison_table_goes_to_quarantine_with_its_segment(world: World) -> None:
 def test_poison_table_is_tried_five_times(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that fails four times and then works becomes parts."""
     tries = 0
-    merge = persist.sort_and_merge
+    merge = part_writer.sort_and_merge
 
     def fail_four_times(*arguments: Any) -> Any:
         nonlocal tries
@@ -344,7 +344,7 @@ def test_poison_table_is_tried_five_times(world: World, monkeypatch: pytest.Monk
             raise ValueError("bad luck")
         return merge(*arguments)
 
-    monkeypatch.setattr(persist, "sort_and_merge", fail_four_times)
+    monkeypatch.setattr(part_writer, "sort_and_merge", fail_four_times)
     persister = world.persister()
     persister.submit(FakeSegment(3, make_set()))
     assert persister.drain(DEADLINE_S)
@@ -388,14 +388,14 @@ def test_quarantined_lines_parse_to_the_same_rows() -> None:
 def test_segments_are_committed_and_dropped_in_order(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later segment that is written first waits: its parts must not be older to readers than the rows before it."""
     gate = threading.Event()
-    merge = persist.sort_and_merge
+    merge = part_writer.sort_and_merge
 
-    def hold_first(row_set: RowSet, slice_bytes: int) -> Any:
+    def hold_first(row_set: RowSet, *more: int) -> Any:
         if row_set.table == "slow":
             gate.wait(DEADLINE_S)
-        return merge(row_set, slice_bytes)
+        return merge(row_set, *more)
 
-    monkeypatch.setattr(persist, "sort_and_merge", hold_first)
+    monkeypatch.setattr(part_writer, "sort_and_merge", hold_first)
     first, second = world.log_file(3), world.log_file(4)
     persister = world.persister()
     persister.submit(FakeSegment(3, make_set("slow")))
@@ -433,7 +433,7 @@ def test_at_most_so_many_tables_as_workers(world: World, monkeypatch: pytest.Mon
     """Never more tables in work at once than workers, over all segments."""
     lock = threading.Lock()
     running = most = 0
-    merge = persist.sort_and_merge
+    merge = part_writer.sort_and_merge
 
     def count(*arguments: Any) -> Any:
         nonlocal running, most
@@ -444,7 +444,7 @@ def test_at_most_so_many_tables_as_workers(world: World, monkeypatch: pytest.Mon
         with lock:
             running -= 1
 
-    monkeypatch.setattr(persist, "sort_and_merge", count)
+    monkeypatch.setattr(part_writer, "sort_and_merge", count)
     persister = world.persister(workers=2)
     for id_ in range(3, 6):
         persister.submit(FakeSegment(id_, *(make_set(f"t{id_}{n}", rank=id_) for n in range(4)), rank=id_))
@@ -457,14 +457,14 @@ def test_stop_between_slices_commits_nothing(world: World, monkeypatch: pytest.M
     """A stop in the middle of a table leaves the segment to the log: no part of it is published."""
     log = world.log_file(3)
     is_in_work, gate = threading.Event(), threading.Event()
-    write_part = persist.write_part
+    write_part = part_writer.write_part
 
     def hold(*arguments: Any) -> Part:
         is_in_work.set()
         gate.wait(DEADLINE_S)
         return write_part(*arguments)
 
-    monkeypatch.setattr(persist, "write_part", hold)
+    monkeypatch.setattr(part_writer, "write_part", hold)
     persister = world.persister(slice_bytes=100)
     persister.submit(FakeSegment(3, make_set()))
     assert is_in_work.wait(DEADLINE_S)
@@ -501,7 +501,7 @@ def crash_at(world: World, monkeypatch: pytest.MonkeyPatch, number: int) -> Call
 
         monkeypatch.setattr(target, name, step)
 
-    wrap(persist, "write_part")
+    wrap(part_writer, "write_part")
     wrap(durable, "sync_file")
     wrap(durable, "sync_directory")
     wrap(os, "replace")
@@ -560,14 +560,14 @@ def test_crash_anywhere_ends_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_stop_ends_a_segment_that_waits_for_its_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop does not wait for an older segment that cannot be written; both stay in the log."""
-    write = persist.write_part
+    write = part_writer.write_part
 
     def fail_slow(path: Path, table: pa.Table, footer: Any) -> Part:
         if footer.part.table == "slow":
             raise DiskError("write", str(path), OSError(errno.ENOSPC, "No space left on device"))
         return write(path, table, footer)
 
-    monkeypatch.setattr(persist, "write_part", fail_slow)
+    monkeypatch.setattr(part_writer, "write_part", fail_slow)
     logs = [world.log_file(3), world.log_file(4)]
     persister = world.persister()
     persister.submit(FakeSegment(3, make_set("slow")))
@@ -581,14 +581,14 @@ def test_stop_ends_a_segment_that_waits_for_its_turn(world: World, monkeypatch: 
 def test_lack_of_memory_is_no_failure_of_a_table(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often memory is short, rows stay in memory and log until they are parts; none goes to the quarantine."""
     failures = [pa.ArrowMemoryError("malloc failed")] * (persist.TABLE_FAILURES_MAX + 1)
-    write = persist.write_part
+    write = part_writer.write_part
 
     def short_of_memory(path: Path, table: pa.Table, footer: Any) -> Part:
         if failures:
             raise failures.pop()
         return write(path, table, footer)
 
-    monkeypatch.setattr(persist, "write_part", short_of_memory)
+    monkeypatch.setattr(part_writer, "write_part", short_of_memory)
     world.log_file(3)
     persister = world.persister()
     persister.submit(FakeSegment(3, make_set()))
@@ -602,7 +602,7 @@ def test_busy_worker_must_get_on_and_an_idle_one_may_rest(world: World, monkeypa
     now_s = [0.0]
     station = Station("worker", 10.0, clock=lambda: now_s[0])
     seen = []
-    write_part = persist.write_part
+    write_part = part_writer.write_part
 
     def slow(*arguments: Any) -> Part:
         now_s[0] += 9.0
@@ -611,7 +611,7 @@ def test_busy_worker_must_get_on_and_an_idle_one_may_rest(world: World, monkeypa
         seen.append(station.is_fresh)
         return write_part(*arguments)
 
-    monkeypatch.setattr(persist, "write_part", slow)
+    monkeypatch.setattr(part_writer, "write_part", slow)
     persister = world.persister(stations=[station])
     now_s[0] = 1_000.0
     assert station.is_fresh

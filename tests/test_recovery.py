@@ -14,7 +14,6 @@ from edge_appliance.core.parts import Part, part_name
 from edge_appliance.core.wal_frame import BLOCK_BYTES, FrameType
 from edge_appliance.core.wal_record import GroupRecord, encode_group
 from edge_appliance.errors import DiskError
-from edge_appliance.persist import _Job
 from edge_appliance.reconcile import open_catalog
 from edge_appliance.recovery import Replay
 from edge_appliance.store_directory import DirectoryStore
@@ -132,10 +131,9 @@ def test_crash_before_commit_keeps_the_rows_in_the_log(core):
     (segment,) = core.sealed
     rows = core.rows()
     # The steps before the commit, as a kill would leave them.
-    job = _Job(segment, 0.0, {("edge", "p"): segment.row_sets()[0]})
-    assert core.persister._write_all(job) == ""
-    core.persister._publish(job)
-    orphan = core.paths.spool / part_name(job.parts[0])
+    parts = core.persister._writer.write(segment.id, segment.row_sets()[0])
+    core.persister._writer.publish(parts)
+    orphan = core.paths.spool / part_name(parts[0])
     assert orphan.exists()
     core.abandon()
     catalog = open_catalog(core.paths, DirectoryStore(core.root / "store"), "gw-test", core.health)
@@ -298,7 +296,7 @@ def test_stop_request_ends_the_replay(core):
         fresh.health,
         fresh.metrics,
         quarantine_dir=fresh.paths.quarantine,
-        persist=lambda segment: None,
+        backlog=fresh.backlog,
         is_stopping=lambda: True,
     )
     assert replay.run([open_file(path) for path in before]) is None
@@ -481,7 +479,7 @@ def test_file_that_cannot_be_kept_does_not_stop_the_start(core, monkeypatch):
     def fail(self, segment, group, is_covered):
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr("edge_appliance.recovery.durable.link_or_copy", refuse)
+    monkeypatch.setattr("edge_appliance.replay_notes.durable.link_or_copy", refuse)
     monkeypatch.setattr(Appender, "append_logged", fail)
     again = core.restart()
     assert "is not kept" in again.health.degraded["wal_mismatch"]

@@ -49,6 +49,10 @@ def execute(arguments: argparse.Namespace) -> int:
     return Exit.OK
 
 
+_SOON_S: Final = 3_600
+"""Beyond an hour a prediction is of no interest."""
+
+
 def lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the human form; what the daemon did not send is left out."""
     held, degraded, metrics = str(status.get("held") or ""), status.get("degraded"), status.get("metrics")
@@ -110,7 +114,7 @@ def _intake(n: _Numbers) -> Iterator[tuple[str, str]]:
 def _storage(n: _Numbers) -> Iterator[tuple[str, str]]:
     limit = n.total("buffer_limit_bytes")
     share = f" of {size_text(int(limit))} ({n.total('buffer_bytes') / limit:.0%})" if limit else ""
-    yield "buffer", f"{n.size('buffer_bytes')}{share}, segments{n.by_label('segments') or ' 0'}"
+    yield "buffer", f"{n.size('buffer_bytes')}{share}{_pressure(n)}, segments{n.by_label('segments') or ' 0'}"
     yield "log", f"{n.size('wal_bytes')} in {n.count('wal_files')} files, {n.count('wal_fsyncs_total')} syncs"
     commit = n.labelled("commit_seconds")
     if commit.get("count"):
@@ -129,6 +133,22 @@ def _storage(n: _Numbers) -> Iterator[tuple[str, str]]:
     if n.total("replay_seconds"):
         yield "replay", f"{n.count('replay_lines')} lines in {n.total('replay_seconds'):.1f} s"
     yield "memory", f"{n.size('resident_memory_bytes')} resident"
+
+
+def _pressure(n: _Numbers) -> str:
+    """What matters when the buffer fills up, or when less than its limit is in effect."""
+    words = []
+    if 0 < (effective := n.total("buffer_effective_limit_bytes")) < n.total("buffer_limit_bytes"):
+        words.append(f"limit now {size_text(int(effective))}, the host is short of memory")
+    if rate := n.total("buffer_rate_bytes"):
+        words.append(f"grows by {size_text(int(rate))}/s")
+        if (left_s := n.total("buffer_seconds_left")) < _SOON_S:
+            words.append(f"full in {left_s:.0f} s")
+    if pinned := n.total("buffer_pinned_bytes"):
+        words.append(f"{size_text(int(pinned))} held by queries")
+    if cool_downs := n.total("cool_downs_total"):
+        words.append(f"was full {cool_downs:.0f} times, for {n.total('cool_down_seconds_total'):.0f} s")
+    return "".join(f", {word}" for word in words)
 
 
 def _milliseconds(seconds: float) -> str:

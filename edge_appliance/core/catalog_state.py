@@ -24,6 +24,17 @@ class LoggedDelivery(NamedTuple):
     rank: int
 
 
+class DoneSetAside(NamedTuple):
+    """Rows that are in parts while their log file is still there: of a table, those before `sequence` up to a time."""
+
+    segment_id: int
+    sequence: int
+    """Of its PERSIST_BEGIN, which is its rank."""
+    database: str
+    table: str
+    time_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogState:
     """Everything in the catalog. Numbers are the highest ever seen; they and the generation never fall."""
@@ -43,6 +54,10 @@ class CatalogState:
     max_sequence: int = 0
     logged: Mapping[int, LoggedDelivery] = field(default_factory=dict)
     """Last persisted QoS 1 delivery of each packet id: a log file takes its keys along when it goes."""
+    set_asides: Mapping[int, DoneSetAside] = field(default_factory=dict)
+    """By sequence: what replay leaves out of the files that are still there."""
+    prefixes: Mapping[int, int] = field(default_factory=dict)
+    """By segment: the sequence up to which a replay that ran out of memory has put everything into parts."""
 
     @property
     def definitions(self) -> list[TableDefinition]:
@@ -77,6 +92,9 @@ class Change:
     sequence: int = 0
     keys: Collection[DeliveryKey] = ()
     """Of the deliveries in the persisted segment, whose rank is `sequence`."""
+    set_asides: Collection[DoneSetAside] = ()
+    """They go with their segment, as prefixes do."""
+    prefixes: Mapping[int, int] = field(default_factory=dict)
 
 
 def part_identity(part: Part) -> PartKey:
@@ -111,6 +129,14 @@ def apply(state: CatalogState, change: Change) -> CatalogState:
         max_segment_id=max(state.max_segment_id, change.segment_id, *change.persisted),
         max_sequence=max(state.max_sequence, change.sequence, *(part.rank_hi for part in change.parts)),
         logged={**state.logged, **newer_deliveries(state, change)},
+        set_asides={
+            done.sequence: done
+            for done in (*state.set_asides.values(), *change.set_asides)
+            if done.segment_id not in change.forgotten
+        },
+        prefixes={
+            id_: end for id_, end in {**state.prefixes, **change.prefixes}.items() if id_ not in change.forgotten
+        },
     )
 
 

@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 
 from edge_appliance.core.columns import ARROW_TYPES, STORED_TYPES, Chunk, RowSet, SeriesTags
 from edge_appliance.core.delivery import ColumnDefinition, Kind
+from edge_appliance.core.interval import MAX_NS
+from edge_appliance.core.memory_plan import SLICE_BYTES
 from edge_appliance.core.parts import DAY_NS, file_column, utc_date
-
-SLICE_BYTES: Final = 32 * 2**20
-"""Raw bytes of one slice: a worker needs about three times as much."""
 
 _SERIES_PER_STEP: Final = 4_096
 """Series whose tags are handled between two Arrow calls: a millisecond of Python."""
@@ -51,20 +50,24 @@ class _Tags(NamedTuple):
     place: pa.Int32Array
 
 
-def sort_and_merge(row_set: RowSet, slice_bytes: int = SLICE_BYTES) -> Iterator[Slice]:
-    """Yield the sorted slices of `row_set`, dates ascending, one at a time so that only one is in memory."""
+def sort_and_merge(row_set: RowSet, slice_bytes: int = SLICE_BYTES, until_ns: int = MAX_NS) -> Iterator[Slice]:
+    """Yield the sorted slices of `row_set`, dates ascending, one at a time so that only one is in memory.
+
+    Rows after `until_ns` are left out.
+    """
     if not row_set.rows:
         return
     tags = _tags(row_set)
     fields = [column for column in row_set.columns if column.kind is not Kind.TAG]
     row_bytes = _row_bytes(row_set, fields, tags)
     first_date = utc_date(row_set.min_time_ns)
-    if first_date == utc_date(row_set.max_time_ns) and pc.sum(row_bytes).as_py() <= slice_bytes:
+    is_whole = until_ns >= row_set.max_time_ns
+    if is_whole and first_date == utc_date(row_set.max_time_ns) and pc.sum(row_bytes).as_py() <= slice_bytes:
         gathered = _gather(row_set.chunks, None, fields, slice_bytes)
         by_time = _order_by(_whole(gathered.column("t")))
         yield _slice(first_date, 0, 1, gathered, by_time, fields, tags)
         return
-    order, plan = _plan(row_set, row_bytes, slice_bytes)
+    order, plan = _plan(row_set, row_bytes, slice_bytes, until_ns)
     for date, cuts in plan:
         for number, (start, stop) in enumerate(pairwise(cuts)):
             rows = order.slice(start, stop - start)
@@ -88,17 +91,23 @@ DateCuts = tuple[dt.date, list[int]]
 """A date, the positions at which its slices begin, and its end."""
 
 
-def _plan(row_set: RowSet, row_bytes: pa.Int64Array, slice_bytes: int) -> tuple[pa.UInt64Array, list[DateCuts]]:
+def _plan(
+    row_set: RowSet, row_bytes: pa.Int64Array, slice_bytes: int, until_ns: int
+) -> tuple[pa.UInt64Array, list[DateCuts]]:
     """Row numbers by time, or by (time, series) when too many rows share a time, and where to cut them."""
     time = pa.concat_arrays([chunk.time for chunk in row_set.chunks])
     order = _order_by(time)
+    stop = bisect_right(_Values(time.take(order)), until_ns)
+    if not stop:
+        return order, []
+    order = order.slice(0, stop)
     sums = _Values(pc.cumulative_sum(row_bytes.take(order)))
     plan = _cut_dates(_Values(time.take(order)), None, sums, slice_bytes)
     if _heaviest(plan, sums) <= 2 * slice_bytes:
         return order, plan
     series = pa.concat_arrays([chunk.series for chunk in row_set.chunks])
     order = _order_by(series)
-    order = order.take(_order_by(time.take(order)))
+    order = order.take(_order_by(time.take(order))).slice(0, stop)
     sums = _Values(pc.cumulative_sum(row_bytes.take(order)))
     return order, _cut_dates(_Values(time.take(order)), _Values(series.take(order)), sums, slice_bytes)
 

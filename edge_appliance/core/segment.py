@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from edge_appliance.core.columns import OPEN_RANK, Chunk, RowSet, SeriesTags, Tail
+import pyarrow as pa
+
+from edge_appliance.core.columns import OPEN_RANK, Chunk, RowSet, SeriesTags, SparseColumn, Tail
 from edge_appliance.core.delivery import DeliveryKey, TableDefinition, Tags
 from edge_appliance.core.interval import MAX_NS, MIN_NS
 from edge_appliance.core.line_protocol import Context, Head
@@ -20,9 +22,17 @@ from edge_appliance.core.redelivery import MAX_KEYS, RecentDeliveries
 from edge_appliance.core.schema import TableSchema
 
 FREEZE_ROWS: Final = 4_096
+FREEZE_ROWS_PER_COLUMN: Final = 32
+"""A tail of many columns waits for more rows: each array of a chunk costs something, however few values it has."""
 FREEZE_BYTES: Final = 8 * 2**20
-SERIES_OVERHEAD_BYTES: Final = 700
-"""What one series costs beside its names: index entries, tag tuple and head (measured with CPython 3.11)."""
+SERIES_OVERHEAD_BYTES: Final = 300
+TAG_OVERHEAD_BYTES: Final = 110
+"""What a series, and each of its tags, cost beside their names: index entries, tuples and head (CPython 3.11)."""
+ARRAY_OVERHEAD_BYTES: Final = 600
+"""What an Arrow array costs beside its values; measured, as the next one."""
+NUMBERS_SLACK: Final = 0.3
+TEXT_SLACK: Final = 0.06
+"""Share by which the buffers of grown arrays are larger than their values, in chunks without and with text."""
 ROW_BYTES: Final = 12
 VALUE_BYTES: Final = 12
 """Tail cost of a row (ref and time) and of one value (row number and at most 8 bytes)."""
@@ -69,6 +79,7 @@ class TableBuffer:
         "chunks",
         "days",
         "frozen_bytes",
+        "lease",
         "mark",
         "max_time_ns",
         "min_time_ns",
@@ -102,6 +113,19 @@ class TableBuffer:
         self.days: set[int] = set()
         self.writer: TailWriter | None = None
         """What an appender keeps in order to write to the tail."""
+        self.lease: object = None
+        """What readers of its chunks hold, for the accounts of memory; None while there was none."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the visible rows and values."""
+        return self.frozen_bytes + self.tail_bytes_mark
+
+    @property
+    def is_tail_large(self) -> bool:
+        """Whether it is time to make a chunk of the tail."""
+        rows = max(FREEZE_ROWS, FREEZE_ROWS_PER_COLUMN * len(self.tail.columns))
+        return len(self.tail.time) >= rows or self.tail_bytes >= FREEZE_BYTES
 
     def truncate(self, rows: int, tail_bytes: int) -> None:
         """Drop the rows of the tail at and beyond `rows`, which leaves `tail_bytes`."""
@@ -130,7 +154,7 @@ class TableBuffer:
     def take_chunk(self, chunk: Chunk) -> None:
         """Put the chunk that the tail was frozen to behind the others, and begin a new tail."""
         self.chunks = (*self.chunks, chunk)
-        self.frozen_bytes += chunk.size_bytes
+        self.frozen_bytes += chunk_bytes(chunk)
         self.tail, self.mark, self.tail_bytes, self.tail_bytes_mark = Tail(), 0, 0, 0
         if self.writer is not None:
             self.writer.forget()
@@ -151,7 +175,7 @@ class TableBuffer:
             chunks,
             self.min_time_ns,
             self.max_time_ns,
-            self.frozen_bytes + self.tail_bytes_mark,
+            self.size_bytes,
         )
 
 
@@ -175,6 +199,7 @@ class Segment:
         """Buffers that got rows beyond their mark, in order."""
         self._keys: list[DeliveryKey | None] = []
         """Of its deliveries: whoever drops its log file must keep the last ones."""
+        self._has_published = False
         self.series_bytes = 0
         self.series_count = 0
         """Of all tables, those beyond the mark included."""
@@ -183,8 +208,8 @@ class Segment:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row was ever published."""
-        return not any(buffer.chunks or buffer.mark for buffer in self.tables.values())
+        """Whether no row was ever published. One whose rows were all set aside still owns its log file."""
+        return not self._has_published
 
     @property
     def size_bytes(self) -> int:
@@ -244,22 +269,35 @@ class Segment:
 
     def freeze_large_tails(self) -> list[tuple[TableBuffer, Chunk]]:
         """Chunks for the tails that have grown enough; `publish` puts them in place."""
-        return [
-            (buffer, buffer.tail.freeze())
-            for buffer in self.touched
-            if len(buffer.tail.time) >= FREEZE_ROWS or buffer.tail_bytes >= FREEZE_BYTES
-        ]
+        return [(buffer, buffer.tail.freeze()) for buffer in self.touched if buffer.is_tail_large]
 
     def publish(self, frozen: Iterable[tuple[TableBuffer, Chunk]]) -> None:
         """Move the mark over all rows; tails in `frozen` are replaced by their chunks."""
         for buffer in self.touched:
             writer = buffer.writer
             self._size_bytes += buffer.publish() if writer is None else writer.publish()
+            self._has_published = True
         for buffer, chunk in frozen:
-            self._size_bytes += chunk.size_bytes - buffer.tail_bytes
-            buffer.take_chunk(chunk)
+            self._put_frozen(buffer, chunk)
         self.touched.clear()
         self._undo.clear()
+
+    def freeze(self, buffer: TableBuffer) -> None:
+        """Make a chunk of all rows of the tail, which must be visible."""
+        if buffer.mark:
+            self._put_frozen(buffer, buffer.tail.freeze())
+
+    def _put_frozen(self, buffer: TableBuffer, chunk: Chunk) -> None:
+        self._size_bytes += chunk_bytes(chunk) - buffer.tail_bytes
+        buffer.take_chunk(chunk)
+
+    def replace_chunks(self, buffer: TableBuffer, count: int, rest: Sequence[Chunk]) -> int:
+        """Put what is left of the first `count` chunks in their place; returns the bytes that this frees."""
+        freed = sum(map(chunk_bytes, buffer.chunks[:count])) - sum(map(chunk_bytes, rest))
+        buffer.chunks = (*rest, *buffer.chunks[count:])
+        buffer.frozen_bytes -= freed
+        self._size_bytes -= freed
+        return freed
 
     def seal(self, rank: int) -> None:
         """End the segment: its rows have `rank` from now on."""
@@ -303,4 +341,13 @@ class Segment:
 
 
 def _series_bytes(tags: Tags) -> int:
-    return SERIES_OVERHEAD_BYTES + sum(2 * len(key) + 2 * len(value) for key, value in tags)
+    return SERIES_OVERHEAD_BYTES + sum(TAG_OVERHEAD_BYTES + len(key) + 2 * len(value) for key, value in tags)
+
+
+def chunk_bytes(chunk: Chunk) -> int:
+    """Memory of a chunk: its values and what holds them."""
+    columns = chunk.fields.values()
+    arrays = 2 + sum(2 if isinstance(column, SparseColumn) else 1 for column in columns)
+    has_text = any(isinstance(column, pa.StringArray) for column in columns)
+    slack = TEXT_SLACK if has_text else NUMBERS_SLACK
+    return chunk.size_bytes + int(chunk.size_bytes * slack) + ARRAY_OVERHEAD_BYTES * arrays

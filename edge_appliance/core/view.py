@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_appliance.core.columns import RowSet
 from edge_appliance.core.delivery import ColumnDefinition
@@ -23,6 +23,8 @@ class TableView:
     columns: tuple[ColumnDefinition, ...]
     hot: tuple[RowSet, ...]
     parts: tuple[Part, ...]
+    leases: tuple[object, ...] = field(default=(), compare=False, repr=False)
+    """Whoever holds the view holds these: its rows count as memory in use until then."""
 
 
 View = Mapping[str, TableView]

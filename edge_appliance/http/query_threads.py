@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar, cast
 
+from edge_appliance import host
+
 _Result = TypeVar("_Result")
 
 
@@ -30,6 +32,8 @@ def start_query(job: Callable[[], _Result]) -> asyncio.Future[_Result]:
             outcome.set_result(cast("_Result", result))
 
     def work() -> None:
+        # The engine's threads, which the first query starts, take this over: scans must not hold up acknowledgements.
+        host.step_back()
         result, failure = None, None
         try:
             result = job()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shutil
@@ -10,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from appliance_process import ApplianceProcess
-from crash_load import ROUTE, HttpWriter, Lines, check, numbers_in
+from appliance_process import ApplianceProcess, RefusedError
+from crash_load import ROUTE, HttpWriter, Lines, check, numbers_in, numbers_of
 from fake_broker import FakeBroker
 from ports import wait_until
 
@@ -139,4 +141,50 @@ def test_failed_sync_is_never_believed(tmp_path: Path, failing: int) -> None:
         must = writer.books.acked | mqtt
         assert len(must) > len(mqtt)
         check(appliance, lambda: must, lambda: writer.books.sent | mqtt)
+        assert appliance.stop() == 0
+
+
+def test_full_disk_under_a_log_larger_than_memory_is_read_only_and_back(tmp_path: Path, small_disk: Path) -> None:
+    """Replay that can neither hold nor persist its rows is no reason to end: queries see what is loaded, then the rest.
+
+    Nothing is acknowledged meanwhile, and no further start is needed.
+    """
+    lines = Lines(400)
+    data_dir = small_disk / "data"
+    payloads = [lines.payload("http").splitlines()[:-1] for _ in range(4_000)]  # without those that state no time
+    bodies = [b"\n".join(itertools.chain(*payloads[n : n + 200])) for n in range(0, len(payloads), 200)]
+    sent = numbers_of(bodies)
+    large: dict[str, dict[str, object]] = {
+        "memory": {"buffer_limit": "256MiB"},
+        "segment": {"max_bytes": "64MiB"},
+        "wal": {"max_bytes": "1GiB"},
+    }
+    with (
+        FakeBroker() as broker,
+        ApplianceProcess(tmp_path / "1", mqtt_port=broker.port, settings=large, data_dir=data_dir) as appliance,
+    ):
+        appliance.start()
+        for body in bodies:
+            appliance.write(body)
+        assert appliance.metric("parts") == 0
+        appliance.kill()
+    filler = fill(small_disk, 40 * 4_096)
+    small: dict[str, dict[str, object]] = {
+        "memory": {"buffer_limit": "4MiB"},
+        "segment": {"max_bytes": "2MiB"},
+        "wal": {"min_free": "0B"},
+    }
+    with (
+        FakeBroker() as broker,
+        ApplianceProcess(tmp_path / "2", mqtt_port=broker.port, settings=small, data_dir=data_dir) as appliance,
+    ):
+        appliance.start()
+        loaded = check(appliance, set, lambda: sent)
+        assert 1_000 < len(loaded) < len(sent)
+        assert "cannot be persisted" in json.loads(appliance.get("/api/v1/status"))["held"]
+        with pytest.raises(RefusedError):
+            appliance.write(b"timed id=1i 1", timeout_s=8)
+        filler.unlink()
+        wait_until(lambda: check(appliance, set, lambda: sent) == sent, "the rest is replayed", timeout_s=40)
+        wait_until(HttpWriter(appliance, lines).step, "writes are taken again", timeout_s=20)
         assert appliance.stop() == 0

@@ -35,20 +35,27 @@ SETTINGS: dict[str, dict[str, object]] = {
     "wal": {"max_bytes": "64MiB", "min_free": "1MiB", "group_delay": "5ms"},
 }
 
+MEMORY: dict[str, dict[str, object]] = {
+    **SETTINGS,
+    # So little that rows are set aside all the time, and that no log fits into memory when it is replayed.
+    "memory": {"buffer_limit": "4MiB", "inbox_limit": "1MiB"},
+    "http": {"max_body": "1MiB"},
+    "segment": {"max_bytes": "4MiB", "max_age": "1h"},
+}
+
 pytestmark = [pytest.mark.crash, pytest.mark.integration, pytest.mark.slow]
 
 
-def kill_at_some_moment(appliance: ApplianceProcess, moments: random.Random) -> bool:
-    """Kill it during its start, or soon after; returns whether it had become ready."""
+def kill_at_some_moment(appliance: ApplianceProcess, moments: random.Random, longest_s: float) -> float | None:
+    """Kill it during its start, or soon after; returns how often rows were set aside, None when it was not ready."""
     if moments.random() < 0.3:
         time.sleep(moments.uniform(0.2, 1.5))
-        is_ready = appliance.is_ready()
     else:
         appliance.wait_ready()
-        time.sleep(moments.uniform(0.0, 0.6))
-        is_ready = True
+        time.sleep(moments.uniform(0.0, longest_s))
+    set_asides = appliance.metric("set_asides_total") if appliance.is_ready() else None
     appliance.kill()
-    return is_ready
+    return set_asides
 
 
 def assert_undamaged(appliance: ApplianceProcess) -> None:
@@ -59,14 +66,17 @@ def assert_undamaged(appliance: ApplianceProcess) -> None:
 
 
 @pytest.mark.parametrize("life", range(-(-KILLS // KILLS_PER_LIFE)))
-def test_kill_keeps_what_was_acknowledged(tmp_path: Path, life: int) -> None:
+@pytest.mark.parametrize("settings", [pytest.param(SETTINGS, id="cuts"), pytest.param(MEMORY, id="set-asides")])
+def test_kill_keeps_what_was_acknowledged(tmp_path: Path, settings: dict[str, dict[str, object]], life: int) -> None:
     """Whatever the moment of the kill, each acknowledged line is there once with its values, and nothing else is."""
     print(f"seed {SEED}, life {life}")
     moments = random.Random(f"{SEED}/{life}")
-    lines, bursts = Lines(), itertools.cycle((1, 40, 3, 90, 7))
+    # Rows are set aside once a second at most, and only when there is something to set aside.
+    padding, longest_s = (2_000, 4.0) if settings is MEMORY else (0, 0.6)
+    lines, bursts = Lines(padding), itertools.cycle((1, 40, 3, 90, 7))
     with (
         FakeBroker() as broker,
-        ApplianceProcess(tmp_path, mqtt_port=broker.port, settings=SETTINGS, routes=[ROUTE]) as appliance,
+        ApplianceProcess(tmp_path, mqtt_port=broker.port, settings=settings, routes=[ROUTE]) as appliance,
     ):
         writer = HttpWriter(appliance, lines)
 
@@ -82,14 +92,17 @@ def test_kill_keeps_what_was_acknowledged(tmp_path: Path, life: int) -> None:
         def sent() -> set[int]:
             return numbers_of(message.payload for message in tuple(broker.ledger.written)) | writer.books.sent.copy()
 
-        ready = 0
+        ready, early = 0, 0.0
         with Repeating(publish, "publisher"), Repeating(writer.step, "writer"):
-            for _ in range(min(KILLS_PER_LIFE, KILLS - life * KILLS_PER_LIFE)):
+            # Half of the kills for each of the settings.
+            for _ in range(-(-min(KILLS_PER_LIFE, KILLS - life * KILLS_PER_LIFE) // 2)):
                 appliance.launch()
                 if moments.random() < 0.5:
                     appliance.wait_ready()
                     check(appliance, acked, sent)
-                ready += kill_at_some_moment(appliance, moments)
+                set_asides = kill_at_some_moment(appliance, moments, longest_s)
+                ready += set_asides is not None
+                early += set_asides or 0
         appliance.start()
         broker.wait_drained()
         recovered = check(appliance, acked, sent)
@@ -99,7 +112,9 @@ def test_kill_keeps_what_was_acknowledged(tmp_path: Path, life: int) -> None:
         assert broker.ledger.unknown_acks == 0
         assert broker.ledger.disordered_acks == 0
         assert ready, "no kill hit a running appliance: the test shows nothing"
+        assert early or settings is not MEMORY, "nothing was set aside: the test shows nothing"
         print(f"{len(recovered):,} lines, {broker.ledger.redelivered:,} redelivered, {broker.ledger.connects} connects")
+        print(f"{early:.0f} set-asides")
 
 
 class MqttPublisher:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from edge_appliance.backlog import Backlog
 from edge_appliance.buffer import Buffer
 from edge_appliance.catalog import Catalog
+from edge_appliance.committed import Committed
 from edge_appliance.core.append import Appender
 from edge_appliance.core.delivery import Delivery, DeliveryResult, Kind, Origin
+from edge_appliance.core.pressure import Policy
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DeadLetters
 from edge_appliance.health import Health
 from edge_appliance.inbox import Group, Inbox
-from edge_appliance.ingest import Committed, Ingest, IngestSettings
+from edge_appliance.ingest import Ingest
 from edge_appliance.metrics import Metrics
 from edge_appliance.paths import Paths
 from edge_appliance.persist import Persister
-from edge_appliance.recovery import Replay, settle
+from edge_appliance.recovery import Replay
+from edge_appliance.relief import Relief
+from edge_appliance.restart import settle
+from edge_appliance.room import IngestSettings, Room
 from edge_appliance.systemd import Station
 from edge_appliance.wal import Wal
 
@@ -53,7 +59,7 @@ class Core:
             clock_ns=time.time_ns,
         )
         self.persister = Persister(
-            1,
+            settings.get("workers", 1),
             self.paths.spool,
             self.paths.quarantine,
             self.catalog,
@@ -65,15 +71,26 @@ class Core:
         )
         self.committed: list[Committed] = []
         self.sealed = []
+        self.asides = []
+        ingest_settings = IngestSettings(
+            settings.get("segment_max_bytes", 2**26),
+            settings.get("segment_max_age_s", 3600.0),
+            settings.get("wal_max_bytes", 2**30),
+            settings.get("min_free_bytes", 0),
+            settings.get("sync", "group"),
+            root,
+        )
+        relief = Relief(
+            self.buffer,
+            Policy(settings.get("horizon_s", 300.0), ingest_settings.segment_max_age_s, 1),
+            0,
+            self.metrics,
+            self.health,
+            time.monotonic(),
+            available_bytes=lambda: 2**40,
+        )
         self.ingest = Ingest(
-            IngestSettings(
-                settings.get("segment_max_bytes", 2**26),
-                settings.get("segment_max_age_s", 3600.0),
-                settings.get("wal_max_bytes", 2**30),
-                settings.get("min_free_bytes", 0),
-                settings.get("sync", "group"),
-                root,
-            ),
+            ingest_settings,
             self.inbox,
             self.buffer,
             self.appender,
@@ -81,8 +98,10 @@ class Core:
             self.health,
             self.metrics,
             Station("ingest", 60.0),
+            Room(ingest_settings, self.buffer, relief, lambda: self.persister.failure),
             on_committed=self.committed.append,
             on_sealed=self._on_sealed,
+            on_set_aside=self._on_set_aside,
             generation=lambda: self.catalog.state.generation,
         )
         self.arrival_ns = ARRIVAL_NS
@@ -93,8 +112,14 @@ class Core:
         if self.persists:
             self.persister.submit(segment)
 
+    def _on_set_aside(self, aside) -> None:
+        self.asides.append(aside)
+        if self.persists:
+            self.persister.submit_set_aside(aside)
+
     def _recover(self):
         files = self.wal.files()
+        self.backlog = Backlog(self.buffer, self.persister, lambda: False)
         replay = Replay(
             self.wal,
             self.catalog,
@@ -103,15 +128,14 @@ class Core:
             self.health,
             self.metrics,
             quarantine_dir=self.paths.quarantine,
-            persist=self.persister.submit,
+            backlog=self.backlog,
             is_stopping=lambda: False,
         )
         replayed = replay.run(files)
         assert replayed is not None
         self.is_settled = settle(self.wal, files, self.health)
         if self.persists:
-            for segment in replayed.segments:
-                self.persister.submit(segment)
+            self.backlog.submit_all()
         state = self.catalog.state
         segment_id = max(state.max_segment_id, replayed.last_segment_id, self.wal.last_segment_id) + 1
         self.wal.start(segment_id, max(state.max_sequence, replayed.last_sequence) + 1, state.generation)

@@ -7,6 +7,7 @@ Table `timed` states its times; the lines of `untimed` get theirs on arrival, so
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import threading
 import time
@@ -30,19 +31,28 @@ def numbers_in(payload: bytes) -> list[int]:
 
 
 class Lines:
-    """Makes payloads of fresh lines; safe to use from several threads."""
+    """Makes payloads of fresh lines; safe to use from several threads.
 
-    def __init__(self) -> None:
+    `padding` makes each line that much longer, by noise.
+    """
+
+    def __init__(self, padding: int = 0) -> None:
         self._numbers = itertools.count(1)
+        self._padding = padding
 
     def payload(self, source: str) -> bytes:
         """Some lines with times and one without."""
         numbers = [next(self._numbers) for _ in range(LINES_PER_MESSAGE + 1)]
         lines = [
-            f'timed,source={source} id={n}i,v={n / 4},s="n{n}" {BASE_NS + n * STEP_NS}'.encode() for n in numbers[1:]
+            f'timed,source={source} id={n}i,v={n / 4},s="n{n}"{self._pad(n)} {BASE_NS + n * STEP_NS}'.encode()
+            for n in numbers[1:]
         ]
         lines.append(f"untimed,source={source} id={numbers[0]}i,v={numbers[0] / 4}".encode())
         return b"\n".join(lines)
+
+    def _pad(self, number: int) -> str:
+        """A field that no compression makes small."""
+        return f',pad="{random.Random(number).randbytes(self._padding // 2).hex()}"' if self._padding else ""
 
 
 @dataclass
