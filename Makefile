@@ -10,13 +10,16 @@
 #   make stores                 the contract of object storage on more servers (needs npm for Azure's)
 #   make deb                    the Debian package of this release and architecture, in dist/
 #   make deb RELEASE=trixie ARCH=arm64      another one (as root; COMPRESSION=gzip is quick and larger)
+#   make test-system            installs that package under a real systemd, in containers (as root)
+#   make test-system RELEASES="bookworm trixie"   on both releases of Debian
 #   make lock                   pins the packages it brings along anew, to what is published today
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
+RELEASES ?= bookworm
 
-.PHONY: run test bench lint crash stores deb lock setup
+.PHONY: run test bench lint crash stores deb lock test-system setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -44,6 +47,11 @@ stores: setup
 
 deb: setup
 	@packaging/deb/build.sh $(if $(RELEASE),--release $(RELEASE)) $(if $(ARCH),--arch $(ARCH))
+
+test-system:
+	@PYTHON='$(PYTHON)' packaging/setup.sh systemd-nspawn:systemd-container debootstrap
+	@for release in $(RELEASES); do COMPRESSION=$${COMPRESSION:-gzip} packaging/deb/build.sh --release $$release || exit 1; done
+	EDGE_SYSTEM_RELEASES='$(RELEASES)' $(BIN)/pytest -m system tests/system $(ARGS)
 
 lock: setup
 	$(BIN)/python packaging/deb/wheels.py lock

@@ -1,5 +1,5 @@
 #!/bin/bash
-# build.sh [--release bookworm|trixie] [--arch amd64|arm64]: builds the Debian package into dist/.
+# build.sh [--release bookworm|trixie] [--arch amd64|arm64] [--output DIR]: builds the Debian package, into dist/.
 #
 # Built on this very system when it is that release and architecture; else in a root of that release, made by debootstrap
 # once. A network is needed for what is not in the cache yet: wheels, and packages that build. COMPRESSION=gzip is quick
@@ -16,11 +16,12 @@ fail() {
 
 here_release="$(. /etc/os-release && echo "${VERSION_CODENAME:-}")"
 here_arch="$(dpkg --print-architecture)"
-release="$here_release" arch="$here_arch"
+release="$here_release" arch="$here_arch" output="$tree/dist"
 while [ $# -gt 0 ]; do
     case "$1" in
     --release) release="$2" ;;
     --arch) arch="$2" ;;
+    --output) output="$2" ;;
     *) fail "unknown option $1" ;;
     esac
     shift 2
@@ -41,7 +42,7 @@ arm64) here_machine=aarch64 ;;
 *) fail "this machine's architecture, '$here_arch', cannot build it" ;;
 esac
 
-packages=(bash-completion build-essential debhelper fakeroot "libpython3-dev:$arch" python3-dev python3-venv)
+packages=(build-essential debhelper fakeroot "libpython3-dev:$arch" python3-dev python3-venv)
 [ "$arch" = "$here_arch" ] || packages+=("crossbuild-essential-$arch")
 
 # The wheels of the package, and those that the machine it is built on needs to write the man pages.
@@ -62,7 +63,7 @@ wheelhouse() {
     done
 }
 
-# What git knows, as it lies here; without git, everything that is not hidden.
+# What git knows, as it lies here; without git, everything that is not hidden. Modes follow no umask.
 copy_tree() {
     if git -C "$tree" rev-parse --git-dir >/dev/null 2>&1; then
         git -C "$tree" ls-files -z --cached --others --exclude-standard \
@@ -80,7 +81,7 @@ dpkg-buildpackage --build=binary --no-sign --host-arch "$1" >../build.log 2>&1'
 work="$(mktemp -d "${TMPDIR:-/tmp}/edge-appliance-deb.XXXXXX")"
 trap 'rm -rf "$work"' EXIT
 source="$work/edge-appliance"
-mkdir -p "$source" "$tree/dist"
+mkdir -p "$source" "$output"
 copy_tree "$source"
 wheelhouse "$source/debian/wheelhouse"
 # One upload makes one package a release of Debian, told apart by its version.
@@ -100,11 +101,11 @@ else
     "$here/in_root.sh" "$root" "$work" bash -c "cd /work/edge-appliance && $build" build "$arch" || result=$?
 fi
 if [ "${result:-0}" -ne 0 ]; then
-    cp "$work/build.log" "$tree/dist/build.log"
+    cp "$work/build.log" "$output/build.log"
     tail -n 20 "$work/build.log" >&2
-    fail "the build failed; all of it is in dist/build.log"
+    fail "the build failed; all of it is in $output/build.log"
 fi
 for package in "$work"/*.deb; do
-    cp "$package" "$tree/dist/"
-    echo "dist/$(basename "$package")"
+    cp "$package" "$output/"
+    echo "$(basename "$output")/$(basename "$package")"
 done

@@ -12,7 +12,6 @@ install_wheels() {
 # Each of these was tried: everything that is imported, and every query and write of the tests, goes without.
 remove_unused() {
     local arrow="$library/pyarrow"
-    rm -rf "$library/bin"
     # Flight, and the stores, file formats and devices that are not used.
     rm -f "$arrow"/libarrow_flight.so.* "$arrow"/_flight.* "$arrow"/libarrow_s3.so.* "$arrow"/_s3fs.* \
         "$arrow"/_orc.* "$arrow"/_hdfs.* "$arrow"/_gcsfs.* "$arrow"/_azurefs.* "$arrow"/_cuda.*
@@ -47,7 +46,9 @@ check_compiled() {
 }
 
 install_wheels --find-links "$wheelhouse" --require-hashes --requirement "$here/lock/shipped.txt"
+rm -rf "$library/bin"
 install_wheels "$wheels"/*.whl
+rm -rf "$library/bin"
 remove_unused
 normalise
 check_compiled
