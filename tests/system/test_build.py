@@ -1,4 +1,4 @@
-"""How the package is built: the same bytes each time, nothing that Debian's own check finds fault with, known contents."""
+"""How the package is built: the same bytes each time, no fault that Debian's own check finds, known contents."""
 
 import hashlib
 import json
