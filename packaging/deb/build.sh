@@ -96,8 +96,9 @@ if [ "$release" = "$here_release" ] && [ "$arch" = "$here_arch" ]; then
     }
     (cd "$source" && PATH="/usr/sbin:/usr/bin:/sbin:/bin" bash -c "$build" build "$arch") || result=$?
 else
-    foreign="$([ "$arch" = "$here_arch" ] || echo "$arch")"
-    root="$(FOREIGN="$foreign" "$here/root.sh" "$release" "${packages[@]}")"
+    foreign=()
+    [ "$arch" = "$here_arch" ] || foreign=(--foreign "$arch")
+    root="$("$here/root.sh" "${foreign[@]}" "$release" "${packages[@]}")"
     "$here/in_root.sh" "$root" "$work" bash -c "cd /work/edge-appliance && $build" build "$arch" || result=$?
 fi
 if [ "${result:-0}" -ne 0 ]; then

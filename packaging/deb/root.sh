@@ -1,17 +1,23 @@
 #!/bin/bash
 # Prints the path of a Debian system in a directory, made by debootstrap when it is not in the cache yet.
 #
-#   root.sh RELEASE PACKAGE...              bookworm or trixie, of this machine's architecture
-#   FOREIGN=arm64 root.sh RELEASE ...       packages of a second architecture may be named, as in libc6:arm64
-#   ARCH=arm64 root.sh RELEASE ...          a system of that architecture, which needs qemu-user-static
+#   root.sh RELEASE PACKAGE...                    bookworm or trixie, of this machine's architecture
+#   root.sh --foreign arm64 RELEASE PACKAGE...    packages of a second architecture may be named, as in libc6:arm64
+#   root.sh --arch arm64 RELEASE PACKAGE...       of another one, whose programs this machine must be able to run
 #
 # What is in it follows from the arguments, so a root is never changed after it was made: mount an overlay over it.
 set -euo pipefail
 
+arch="$(dpkg --print-architecture)" foreign=""
+while [ "${1#--}" != "$1" ]; do
+    case "$1" in
+    --arch) arch="$2" ;;
+    --foreign) foreign="$2" ;;
+    esac
+    shift 2
+done
 release="$1"
 shift
-arch="${ARCH:-$(dpkg --print-architecture)}"
-foreign="${FOREIGN:-}"
 cache="${EDGE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/edge-appliance}/roots"
 key="$release-$arch${foreign:+-with-$foreign}-$(printf '%s\n' 2 "$@" | sha256sum | cut -c 1-12)"
 root="$cache/$key"
