@@ -29,6 +29,8 @@ BUILD: Final = LOCK / "build.txt"
 TARGETS: Final = ("cp311-x86_64", "cp311-aarch64", "cp313-x86_64", "cp313-aarch64")
 SOURCE_ONLY: Final = ("sdnotify",)
 """Published without wheels."""
+GLIBC_MINOR: Final = 36
+"""Of Debian 12; wheels for an older glibc run there, too."""
 INDEX: Final = "https://pypi.org/simple"
 """The lock names files of the public index, whatever this machine's pip is told to use besides it."""
 
@@ -58,7 +60,8 @@ def platform_options(target: str) -> list[str]:
     """Options that make pip choose files for the target, on whatever machine it runs."""
     python, machine = target.split("-")
     version = f"{python[2]}.{python[3:]}"
-    platforms = (f"manylinux_2_28_{machine}", f"manylinux2014_{machine}", f"linux_{machine}", "any")
+    glibc = [f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC_MINOR, 16, -1)]
+    platforms = (*glibc, f"manylinux2014_{machine}", f"linux_{machine}", "any")
     options = ["--implementation", "cp", "--python-version", version]
     return options + [word for platform in platforms for word in ("--platform", platform)]
 
