@@ -50,6 +50,10 @@ class Buffer:
         self._changed = threading.Condition()
         self._state = State(Segment(0, 0, 0.0), (), _grouped({}, parts))
 
+    def configure(self, databases: Iterable[str]) -> None:
+        """Say which databases exist before their first row."""
+        self._configured = frozenset(databases)
+
     @property
     def state(self) -> State:
         """The current picture."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_appliance.buffer import Buffer
+from edge_appliance.config import Config
 from edge_appliance.core.append import Appender
 from edge_appliance.core.appended import GroupAppend
 from edge_appliance.core.delivery import Acks, Delivery, DeliveryKey, DeliveryResult
@@ -67,6 +68,14 @@ class IngestSettings:
     data_dir: Path
 
 
+def settings_of(config: Config) -> IngestSettings:
+    """The part of the configuration that concerns ingest."""
+    segment, wal = config.segment, config.wal
+    return IngestSettings(
+        segment.max_bytes, segment.max_age_s, wal.max_bytes, wal.min_free_bytes, wal.sync, config.node.data_dir
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Committed:
     """What may be told to the senders now that a group is durable, in receive order."""
@@ -94,7 +103,8 @@ class Ingest:
         generation: Callable[[], int],
         spool_lack: Callable[[], str] = lambda: "",
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        """May be replaced while it runs: each decision reads it anew."""
         self._inbox = inbox
         self._buffer = buffer
         self._appender = appender
@@ -192,7 +202,7 @@ class Ingest:
             return f"the buffer is full ({self._buffer.size_bytes >> 20} of {self._buffer.limit_bytes >> 20} MiB)"
         if reason := self._spool_lack():
             return reason
-        settings = self._settings
+        settings = self.settings
         if self._wal.total_bytes >= settings.wal_max_bytes:
             oldest = self._buffer.state.sealed[:1]
             pinned = f", pinned by segment {oldest[0].id}" if oldest else ""
@@ -268,11 +278,11 @@ class Ingest:
         self._wal.append(FrameType.GROUP, payload)
         self._metrics.wal_frames.add()
         self._metrics.wal_written.add(self._wal.file_bytes - written)
-        if self._settings.sync == "group" or self._sync_interval_passed(time.monotonic()):
+        if self.settings.sync == "group" or self._sync_interval_passed(time.monotonic()):
             self._sync()
 
     def _sync_interval_passed(self, now_s: float) -> bool:
-        return self._settings.sync == "interval" and now_s - self._last_sync_s >= INTERVAL_SYNC_S
+        return self.settings.sync == "interval" and now_s - self._last_sync_s >= INTERVAL_SYNC_S
 
     def sync_late(self) -> None:
         """Sync groups that were acknowledged before, in `interval` mode."""
@@ -335,7 +345,7 @@ class Ingest:
         if segment.is_empty:
             segment.opened_s = now_s
             return
-        settings = self._settings
+        settings = self.settings
         if (
             max(segment.size_bytes, self._wal.file_bytes) >= settings.segment_max_bytes
             or now_s - segment.opened_s >= settings.segment_max_age_s

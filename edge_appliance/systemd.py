@@ -48,6 +48,10 @@ class Notifier:
         """Set the one line that `systemctl status` shows."""
         self._send(f"STATUS={_one_line(text)}")
 
+    def reloading(self) -> None:
+        """Say that the configuration is being read again; `ready` ends it."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}\nSTATUS=reloading")
+
     def extend_timeout(self, seconds: float) -> None:
         """Ask for `seconds` more before a start or stop counts as hung; send it on real progress only."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1_000_000)}")

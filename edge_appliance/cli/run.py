@@ -8,6 +8,8 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from edge_appliance import config, systemd
@@ -42,7 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
         logging.getLogger().setLevel(settings.log.level.upper())
         if settings.notices:
             _log.info("%s", "\n".join(settings.notices))
-        return start(settings)
+        return start(settings, partial(config.load, arguments.config, purpose="run"))
     except ConfigError as error:
         notifier.status(f"configuration: {error.faults[0]}")
         # As below, no traceback: it says nothing about what was foreseen.
@@ -64,10 +66,10 @@ def set_up_logging() -> None:
     logging.captureWarnings(capture=True)
 
 
-def start(settings: config.Config) -> int:
+def start(settings: config.Config, load: Callable[[], config.Config]) -> int:
     """Hand over to the appliance, which imports everything it will ever need."""
     appliance = importlib.import_module("edge_appliance.appliance")
-    code = int(appliance.run(settings))
+    code = int(appliance.run(settings, load))
     _log.info("stopped")
     if any(thread.daemon for thread in threading.enumerate()):
         # A query may be in a step of the engine that nothing interrupts, a connect in the resolver. All that is ours

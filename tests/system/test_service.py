@@ -139,6 +139,27 @@ def test_replay_longer_than_the_start_timeout(machine: Machine) -> None:
     assert took_us > 2_000_000, "the replay was shorter than the timeout, so this showed nothing"
 
 
+def test_reload(machine: Machine) -> None:
+    """`systemctl reload` returns when the change has taken effect, and keeps the process and its link to the broker."""
+    before = machine.main_pid()
+    machine.write("/etc/edge-appliance/conf.d/route.toml", '[[mqtt.route]]\ntopic = "plant/{device}"\n')
+    machine.run("systemctl", "reload", "edge-appliance")
+    machine.publish("plant/d1", "reloaded v=1")
+    wait_until(lambda: machine.count("reloaded") == 1, "the new route takes it")
+    assert (machine.main_pid(), machine.metric("broker_connects_total")) == (before, 1)
+    assert machine.show("ActiveState", "SubState") == {"ActiveState": "active", "SubState": "running"}
+
+
+def test_reload_of_faults(machine: Machine) -> None:
+    """A faulty configuration fails the reload with the fault in the journal, and the service goes on as it was."""
+    before = machine.main_pid()
+    machine.write("/etc/edge-appliance/conf.d/bad.toml", "[mqtt]\nporrt = 1\n")
+    assert machine.run("systemctl", "reload", "edge-appliance", check=False).returncode != 0
+    assert "conf.d/bad.toml:2: mqtt.porrt: unknown key" in machine.messages()
+    assert (machine.main_pid(), machine.is_active()) == (before, True)
+    publish_rows(machine, "unharmed", 3)
+
+
 def test_stop_is_quick_and_the_next_start_has_everything(machine: Machine) -> None:
     """`systemctl stop` ends within seconds without a fault, and the rows are there after the next start."""
     publish_rows(machine, "stopped", 1000)
