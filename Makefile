@@ -49,9 +49,9 @@ deb: setup
 	@packaging/deb/build.sh $(if $(RELEASE),--release $(RELEASE)) $(if $(ARCH),--arch $(ARCH))
 
 test-system:
-	@PYTHON='$(PYTHON)' packaging/setup.sh systemd-nspawn:systemd-container debootstrap
+	@PYTHON='$(PYTHON)' packaging/setup.sh systemd-nspawn:systemd-container debootstrap lintian
 	@for release in $(RELEASES); do COMPRESSION=$${COMPRESSION:-gzip} packaging/deb/build.sh --release $$release || exit 1; done
-	EDGE_SYSTEM_RELEASES='$(RELEASES)' $(BIN)/pytest -m system tests/system $(ARGS)
+	EDGE_SYSTEM_RELEASES='$(RELEASES)' $(BIN)/pytest -rs -m system tests/system $(ARGS)
 
 lock: setup
 	$(BIN)/python packaging/deb/wheels.py lock
