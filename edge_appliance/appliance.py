@@ -31,6 +31,7 @@ from edge_appliance.http.control import Control
 from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
 from edge_appliance.inbox import Inbox
 from edge_appliance.ingest import Committed, Ingest, Log, settings_of
+from edge_appliance.journal import report_suppressed
 from edge_appliance.metrics import Metrics
 from edge_appliance.mqtt_settings import settings_from
 from edge_appliance.mqtt_source import MqttSource
@@ -44,7 +45,7 @@ from edge_appliance.reloader import Reloader
 from edge_appliance.reporter import Reporter
 from edge_appliance.sql import SqlEngine
 from edge_appliance.storage import Storage, reach_store
-from edge_appliance.systemd import Notifier, Station, Watchdog, report_suppressed
+from edge_appliance.systemd import Notifier, Station, Watchdog
 from edge_appliance.wal import Wal
 
 _log = logging.getLogger(__name__)
@@ -242,7 +243,7 @@ class Appliance:
         self._watchdog.start()
         reloads = self._loop.create_task(self._reloader.run(), name="the reloader")
         reloads.add_done_callback(self._check_task)
-        _log.info("ready: http://%s:%d", *self._config.http.listen)
+        _log.info("ready: http://%s:%d", *self._config.http.listen, extra={"event": "ready"})
         await self._stop.wait()
         reloads.cancel()
 

@@ -250,7 +250,8 @@ class MqttSource:
         report = f"broker {self._broker}: not connected ({why})"
         if report != self._reported:
             level = logging.INFO if is_expected else logging.WARNING
-            _log.log(level, "%s; trying again for ever, next in %.1f s", report, delay_s)
+            event = {"event": "broker_lost"}
+            _log.log(level, "%s; trying again for ever, next in %.1f s", report, delay_s, extra=event)
             self._reported = report
         self._health.note("broker", report)
         return delay_s
@@ -320,7 +321,8 @@ class MqttSource:
             self._reported = ""
             self._health.note("broker", f"broker {self._broker} connected (MQTT {link.version})")
             granted = ", ".join(f"{name} at QoS {qos}" for name, qos in subscriptions.granted.items())
-            _log.info("connected to broker %s, MQTT %s, subscribed: %s", self._broker, link.version, granted)
+            text, event = "connected to broker %s, MQTT %s, subscribed: %s", {"event": "broker_connected"}
+            _log.info(text, self._broker, link.version, granted, extra=event)
 
     def _judge(self, key: str, fault: str) -> None:
         """Degrade or restore; a fault that stays the same is logged once."""

@@ -60,13 +60,14 @@ class Reloader:
             new = await asyncio.to_thread(self._load)
         except ConfigError as error:
             outcome = Outcome(faults=str(error))
-            _log.error("reload: %s", outcome)
+            _log.error("reload: %s", outcome, extra={"event": "reload_refused"})
         else:
             planned = plan(self.config, new)
             self._apply(planned.config)
             self.config = planned.config
             outcome = Outcome("", planned.applied, planned.needs_restart)
-            _log.log(logging.WARNING if planned.needs_restart else logging.INFO, "reload: %s", outcome)
+            level = logging.WARNING if planned.needs_restart else logging.INFO
+            _log.log(level, "reload: %s", outcome, extra={"event": "reloaded"})
         finally:
             self._notifier.ready(self._health.status_line())
         return outcome

@@ -23,6 +23,7 @@ from edge_appliance.cli import main as command_line
 from edge_appliance.cli.command import Exit
 from edge_appliance.config_reader import section_keys
 from edge_appliance.config_values import Key
+from edge_appliance.journal import EVENTS, message_id
 
 HERE: Final = Path(__file__).resolve().parent
 SAMPLE: Final = HERE.parents[1] / "config" / "edge-appliance.toml"
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the page that was asked for."""
     match arguments:
         case ["commands"]:
-            parts = {"COMMANDS": commands(), "EXITS": exits()}
+            parts = {"COMMANDS": commands(), "EXITS": exits(), "EVENTS": events()}
             page = fill((HERE / "edge-appliance.8.in").read_text(), parts)
         case ["configuration"]:
             page = fill((HERE / "edge-appliance.toml.5.in").read_text(), {"SECTIONS": sections(SAMPLE.read_text())})
@@ -121,6 +122,13 @@ def exits() -> Iterator[str]:
     for code in Exit:
         yield f".TP\n.B {code.value}"
         yield roff(EXITS[code])
+
+
+def events() -> Iterator[str]:
+    """Entries of the journal that can be waited for."""
+    for event, meaning in EVENTS.items():
+        yield f".TP\n.B {roff(event)}"
+        yield f"{roff(meaning)}\n.br\nMESSAGE_ID={message_id(event)}"
 
 
 # The configuration

@@ -180,6 +180,16 @@ def test_journald_restart(machine: Machine) -> None:
     assert machine.main_pid() == before
 
 
+def test_journal_has_fields(machine: Machine) -> None:
+    """Entries carry their priority, where they are from, and the ids of events."""
+    machine.run("systemctl", "stop", "mosquitto")
+    wait_until(lambda: machine.journal("EA_EVENT=broker_lost"), "the loss of the broker is an event")
+    (ready,) = machine.journal("_SYSTEMD_UNIT=edge-appliance.service", "EA_EVENT=ready")
+    assert (ready["PRIORITY"], ready["EA_LOGGER"], ready["SYSLOG_IDENTIFIER"]) == ("6", "appliance", "edge-appliance")
+    assert machine.messages(f"MESSAGE_ID={ready['MESSAGE_ID']}") == ready["MESSAGE"]
+    assert machine.journal("EA_EVENT=broker_lost")[0]["PRIORITY"] == "4"
+
+
 def test_nothing_is_imported_after_ready(machine: Machine) -> None:
     """Everything is loaded before READY: with its files gone it goes on, as it must while an upgrade replaces them."""
     machine.write("/etc/edge-appliance/conf.d/soon.toml", PERSIST_SOON)
