@@ -12,12 +12,18 @@
 #   make soak FOR=600           a flood on a machine of 512 MiB for ten minutes
 #   make stories N=100 SEED=7   many more random orders of writes, set-asides, cuts and restarts than the tests do
 #   make stores                 the contract of object storage on more servers (needs npm for Azure's)
+#   make deb                    the Debian package of this release and architecture, in dist/
+#   make deb RELEASE=trixie ARCH=arm64      another one (as root; COMPRESSION=gzip is quick and larger)
+#   make test-system            installs that package under a real systemd, in containers (as root)
+#   make test-system RELEASES="bookworm trixie"   on both releases of Debian
+#   make lock                   pins the packages it brings along anew, to what is published today
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
+RELEASES ?= bookworm
 
-.PHONY: run test bench lint crash soak stores stories fuzz sanitize setup
+.PHONY: run test bench lint crash soak stores stories fuzz sanitize deb lock test-system setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -56,6 +62,17 @@ soak: setup
 
 stories: setup
 	EDGE_STORIES=$(N) EDGE_PERSISTS=1000 EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/test_early_persist.py $(ARGS)
+
+deb: setup
+	@packaging/deb/build.sh $(if $(RELEASE),--release $(RELEASE)) $(if $(ARCH),--arch $(ARCH))
+
+test-system:
+	@PYTHON='$(PYTHON)' packaging/setup.sh systemd-nspawn:systemd-container debootstrap lintian
+	@for release in $(RELEASES); do COMPRESSION=$${COMPRESSION:-gzip} packaging/deb/build.sh --release $$release || exit 1; done
+	EDGE_SYSTEM_RELEASES='$(RELEASES)' $(BIN)/pytest -rs -m system tests/system $(ARGS)
+
+lock: setup
+	$(BIN)/python packaging/deb/wheels.py lock
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh
