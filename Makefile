@@ -7,15 +7,23 @@
 #   make bench                  measurements     (make bench ARGS="--only http,mqtt --scale 0.1")
 #   make lint                   ruff and mypy
 #   make crash N=1000 SEED=7    many more kills than the tests do
+#   make fuzz N=20000 SEED=7    many more lines and groups that kernel and reference must agree on
+#   make sanitize               the kernel's tests with every access to memory checked (N and SEED as above)
 #   make soak FOR=600           a flood on a machine of 512 MiB for ten minutes
 #   make stories N=100 SEED=7   many more random orders of writes, set-asides, cuts and restarts than the tests do
 #   make stores                 the contract of object storage on more servers (needs npm for Azure's)
+#   make deb                    the Debian package of this release and architecture, in dist/
+#   make deb RELEASE=trixie ARCH=arm64      another one (as root; COMPRESSION=gzip is quick and larger)
+#   make test-system            installs that package under a real systemd, in containers (as root)
+#   make test-system RELEASES="bookworm trixie"   on both releases of Debian
+#   make lock                   pins the packages it brings along anew, to what is published today
 
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 1000
+RELEASES ?= bookworm
 
-.PHONY: run test bench lint crash soak stores stories setup
+.PHONY: run test bench lint crash soak stores stories fuzz sanitize deb lock test-system setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -41,11 +49,30 @@ stores: setup
 	npm install --silent --no-fund --no-audit --no-save --prefix $(BIN)/../stores azurite
 	PATH="$$PATH:$(CURDIR)/.venv/stores/node_modules/.bin" $(BIN)/pytest tests/integration/test_store_servers.py $(ARGS)
 
+FUZZED := tests/core/test_kernel.py
+fuzz: setup
+	EDGE_FUZZ_EXAMPLES=$(N) $(BIN)/pytest --hypothesis-show-statistics --hypothesis-seed=$(or $(SEED),0) $(FUZZED)
+
+sanitize: setup
+	EDGE_FUZZ_EXAMPLES=$(N) packaging/sanitize.sh --hypothesis-seed=$(or $(SEED),0) $(FUZZED) \
+		tests/core/test_append.py tests/core/test_line_protocol.py tests/test_mqtt_packets.py
+
 soak: setup
 	EDGE_SOAK_S=$(patsubst %s,%,$(or $(FOR),60)) $(BIN)/pytest -s tests/soak $(ARGS)
 
 stories: setup
 	EDGE_STORIES=$(N) EDGE_PERSISTS=1000 EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/test_early_persist.py $(ARGS)
+
+deb: setup
+	@packaging/deb/build.sh $(if $(RELEASE),--release $(RELEASE)) $(if $(ARCH),--arch $(ARCH))
+
+test-system:
+	@PYTHON='$(PYTHON)' packaging/setup.sh systemd-nspawn:systemd-container debootstrap lintian
+	@for release in $(RELEASES); do COMPRESSION=$${COMPRESSION:-gzip} packaging/deb/build.sh --release $$release || exit 1; done
+	EDGE_SYSTEM_RELEASES='$(RELEASES)' $(BIN)/pytest -rs -m system tests/system $(ARGS)
+
+lock: setup
+	$(BIN)/python packaging/deb/wheels.py lock
 
 setup:
 	@PYTHON='$(PYTHON)' packaging/setup.sh

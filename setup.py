@@ -15,7 +15,7 @@ try:
 except ImportError:
     kernel = []
 else:
-    flags = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover", "-g", "-O1"] if SANITIZE else ["-O3"]
+    flags = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover", "-fno-wrapv", "-g", "-O1"] if SANITIZE else ["-O3"]
     sources = {
         "edge_appliance.core.kernel": ("edge_appliance/core/kernel.pyx", "edge_appliance/core/kernel_*.pxi"),
         "edge_appliance.mqtt_frames": ("edge_appliance/mqtt_frames.pyx", ""),

@@ -24,29 +24,32 @@ from edge_appliance.core.append import KERNEL, Appender
 from edge_appliance.core.delivery import ArrivalClock
 from edge_appliance.core.memory_plan import plan_memory
 from edge_appliance.core.pressure import Policy
-from edge_appliance.core.route import Route, RouteTable
+from edge_appliance.core.route import route_table
 from edge_appliance.core.schema import load_schema
 from edge_appliance.dead_letters import DEFAULT_MAX_BYTES, DeadLetters
 from edge_appliance.errors import DiskError
 from edge_appliance.health import Health, Phase
 from edge_appliance.http.app import HttpServer, build_app, serve
+from edge_appliance.http.control import Control
 from edge_appliance.http.dependencies import HttpDependencies, HttpLimits
 from edge_appliance.inbox import Inbox
 from edge_appliance.ingest import Ingest
+from edge_appliance.journal import report_suppressed
 from edge_appliance.metrics import Metrics
 from edge_appliance.mqtt_settings import settings_from
 from edge_appliance.mqtt_source import MqttSource
 from edge_appliance.parquet_file import encode_parquet
-from edge_appliance.paths import Paths
+from edge_appliance.paths import Paths, control_path
 from edge_appliance.persist import Persister
 from edge_appliance.reconcile import open_catalog
 from edge_appliance.relief import Relief
+from edge_appliance.reloader import Reloader
 from edge_appliance.reporter import Reporter
 from edge_appliance.restart import LogSettings, Restart
-from edge_appliance.room import IngestSettings, Room
+from edge_appliance.room import Room, settings_of
 from edge_appliance.sql import SqlEngine
 from edge_appliance.storage import Storage, reach_store
-from edge_appliance.systemd import Notifier, Station, Watchdog, report_suppressed
+from edge_appliance.systemd import Notifier, Station, Watchdog
 from edge_appliance.wal import Wal
 
 _log = logging.getLogger(__name__)
@@ -69,18 +72,18 @@ MEMORY_DRAIN_S: Final = 30.0
 """How long a stop without a log waits for its rows to become parts."""
 
 
-def run(config: Config) -> int:
-    """Run the appliance until SIGTERM or SIGINT; returns the exit code. Raises PathError and other EdgeErrors."""
+def run(config: Config, load: Callable[[], Config]) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code. `load` reads the files anew. Raises EdgeErrors."""
     os.umask(FILE_MASK)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLD)
     host.raise_open_files_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config))
+        return runner.run(_run(config, load))
 
 
-async def _run(config: Config) -> int:
-    appliance = Appliance(config, asyncio.get_running_loop())
+async def _run(config: Config, load: Callable[[], Config]) -> int:
+    appliance = Appliance(config, load, asyncio.get_running_loop())
     try:
         return await appliance.run()
     finally:
@@ -90,7 +93,7 @@ async def _run(config: Config) -> int:
 class Appliance:
     """All parts of one running appliance. Built without touching the network; `run` does the rest."""
 
-    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, config: Config, load: Callable[[], Config], loop: asyncio.AbstractEventLoop) -> None:
         self._config = config
         self._loop = loop
         self._stop = asyncio.Event()
@@ -115,6 +118,8 @@ class Appliance:
         self._build_core()
         self._build_ingest()
         self._build_sources()
+        self._reloader = Reloader(config, load, self._apply, self._notifier, self.health)
+        self._control = Control(control_path(os.environ, self._paths.root), self._reloader.ask)
         self._reporter = Reporter(self._notifier, self.health, self.metrics, self._buffer, self._loop_station)
 
     def _build_core(self) -> None:
@@ -165,14 +170,6 @@ class Appliance:
     def _build_ingest(self) -> None:
         """Wire the thread between inbox, log and buffer."""
         config, metrics = self._config, self.metrics
-        settings = IngestSettings(
-            segment_max_bytes=config.segment.max_bytes,
-            segment_max_age_s=config.segment.max_age_s,
-            wal_max_bytes=config.wal.max_bytes,
-            min_free_bytes=config.wal.min_free_bytes,
-            sync=config.wal.sync,
-            data_dir=self._paths.root,
-        )
         policy = Policy(config.memory.horizon_s, config.segment.max_age_s, self._plan.jobs)
         relief = Relief(
             self._buffer,
@@ -183,8 +180,10 @@ class Appliance:
             time.monotonic(),
             end_oldest_query=self._sql.end_oldest,
         )
+        self._room = Room(
+            settings_of(config), self._buffer, relief, lambda: self._persister.failure, self._storage.uploader.lack
+        )
         self._ingest = Ingest(
-            settings,
             self._inbox,
             self._buffer,
             self._appender,
@@ -192,7 +191,7 @@ class Appliance:
             self.health,
             metrics,
             self._ingest_station,
-            Room(settings, self._buffer, relief, lambda: self._persister.failure, self._storage.uploader.lack),
+            self._room,
             on_committed=lambda committed: self._post(self._tell, committed),
             on_sealed=self._persister.submit,
             on_set_aside=self._persister.submit_set_aside,
@@ -204,7 +203,7 @@ class Appliance:
         config, health, metrics = self._config, self.health, self.metrics
         self._mqtt = MqttSource(
             settings_from(config),
-            RouteTable([Route(route) for route in config.mqtt.routes]),
+            route_table(config.mqtt.routes),
             self._inbox,
             self._clock,
             self._catalog.state.filters,
@@ -227,7 +226,7 @@ class Appliance:
                 node=config.node.id,
                 started_ns=time.time_ns(),
                 token=None if token is None else token.reveal(),
-                status_details=lambda: describe(config),
+                status_details=lambda: describe(self._config),
                 limits=HttpLimits(
                     max_body_bytes=config.http.max_body_bytes, query_s=config.query.timeout_s + QUERY_GRACE_S
                 ),
@@ -244,11 +243,12 @@ class Appliance:
         """Serve until asked to stop; returns the exit code."""
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signal_number, self._ask_to_stop)
-        self._loop.add_signal_handler(signal.SIGHUP, _explain_reload)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
         report_suppressed(self.metrics.suppressed_log_lines.add)
         self._say_budgets()
         self.health.enter(Phase.REPLAYING)
         server = await serve(self._app, self._config.http.host, self._config.http.port)
+        await self._control.serve()
         reporter = self._loop.create_task(self._reporter.run())
         try:
             if await asyncio.to_thread(self._recover):
@@ -257,6 +257,7 @@ class Appliance:
             self._is_stopping.set()
             self.health.enter(Phase.STOPPING)
             self._notifier.stopping()
+            await self._control.stop()
             await self._stop_sources(server)
             reporter.cancel()
         return self._exit_code
@@ -264,15 +265,18 @@ class Appliance:
     async def _serve(self) -> None:
         """Take deliveries until asked to stop."""
         self._start_thread("ingest", self._ingest.run)
-        source = self._loop.create_task(self._mqtt.run())
-        source.add_done_callback(self._check_source)
+        source = self._loop.create_task(self._mqtt.run(), name="the MQTT source")
+        source.add_done_callback(self._check_task)
         gc.collect()
         gc.freeze()
         self.health.enter(Phase.RUNNING)
         self._notifier.ready(self.health.status_line())
         self._watchdog.start()
-        _log.info("ready: http://%s:%d", *self._config.http.listen)
+        reloads = self._loop.create_task(self._reloader.run(), name="the reloader")
+        reloads.add_done_callback(self._check_task)
+        _log.info("ready: http://%s:%d", *self._config.http.listen, extra={"event": "ready"})
         await self._stop.wait()
+        reloads.cancel()
 
     def _recover(self) -> bool:
         """Replay the log and open it for appending; False when asked to stop meanwhile."""
@@ -295,6 +299,14 @@ class Appliance:
             self._storage.uploader.start()
         return is_open
 
+    def _apply(self, config: Config) -> None:
+        """Take over a reloaded configuration, in which only live keys differ."""
+        self._config = config
+        logging.getLogger().setLevel(config.log.level.upper())
+        self._room.settings = settings_of(config)
+        self._buffer.configure(route.database for route in config.mqtt.routes)
+        self._mqtt.apply(settings_from(config), route_table(config.mqtt.routes))
+
     # Supervision
 
     def _start_thread(self, name: str, body: Callable[[], None]) -> None:
@@ -309,9 +321,9 @@ class Appliance:
         self._threads.append(thread)
         thread.start()
 
-    def _check_source(self, task: asyncio.Task[None]) -> None:
+    def _check_task(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.critical("the MQTT source failed", exc_info=error)
+            _log.critical("%s failed", task.get_name(), exc_info=error)
             self._fail()
 
     def _fail(self) -> None:
@@ -373,7 +385,3 @@ class Appliance:
 
 def _ignore(outcome: object) -> None:
     """Let a future go whose failure the next connect repairs."""
-
-
-def _explain_reload() -> None:
-    _log.warning("SIGHUP: a changed configuration takes effect with a restart")

@@ -63,6 +63,10 @@ class Buffer:
         self._held: dict[Segment, Reservation] = {}
         """Memory of each segment in the state."""
 
+    def configure(self, databases: Iterable[str]) -> None:
+        """Say which databases exist before their first row."""
+        self._configured = frozenset(databases)
+
     @property
     def state(self) -> State:
         """The current picture."""

@@ -32,7 +32,7 @@ from edge_appliance.health import Health
 from edge_appliance.inbox import ENTRY_OVERHEAD_BYTES, Group, Inbox
 from edge_appliance.metrics import Metrics
 from edge_appliance.rejects import Rejects
-from edge_appliance.room import IngestSettings, Log, Room
+from edge_appliance.room import Log, Room
 from edge_appliance.systemd import Station
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,6 @@ class Ingest:
 
     def __init__(
         self,
-        settings: IngestSettings,
         inbox: Inbox,
         buffer: Buffer,
         appender: Appender,
@@ -70,7 +69,6 @@ class Ingest:
         on_set_aside: Callable[[SetAside], None],
         generation: Callable[[], int],
     ) -> None:
-        self._settings = settings
         self._inbox = inbox
         self._buffer = buffer
         self._appender = appender
@@ -237,11 +235,11 @@ class Ingest:
         self._wal.append(FrameType.GROUP, payload)
         self._metrics.wal_frames.add()
         self._metrics.wal_written.add(self._wal.file_bytes - written)
-        if self._settings.sync == "group" or self._sync_interval_passed(time.monotonic()):
+        if self._room.settings.sync == "group" or self._sync_interval_passed(time.monotonic()):
             self._sync()
 
     def _sync_interval_passed(self, now_s: float) -> bool:
-        return self._settings.sync == "interval" and now_s - self._last_sync_s >= INTERVAL_SYNC_S
+        return self._room.settings.sync == "interval" and now_s - self._last_sync_s >= INTERVAL_SYNC_S
 
     def sync_late(self) -> None:
         """Sync groups that were acknowledged before, in `interval` mode."""
@@ -308,7 +306,7 @@ class Ingest:
         if segment.is_empty:
             segment.opened_s = now_s
             return
-        settings = self._settings
+        settings = self._room.settings
         if (
             max(segment.size_bytes, self._wal.file_bytes) >= settings.segment_max_bytes
             or now_s - segment.opened_s >= settings.segment_max_age_s

@@ -27,6 +27,10 @@ class Intake:
         self._metrics = metrics
         self._clock_ns = clock_ns
 
+    def use(self, routes: RouteTable) -> None:
+        """Route what comes from now on by these."""
+        self._routes = routes
+
     def deliveries(self, publishes: Sequence[Publish], *, epoch: int, skips_retained: bool) -> list[Delivery]:
         """One delivery a packet, in order; only a skipped QoS 0 packet gives none.
 

@@ -43,6 +43,15 @@ class Subscriptions:
         """Filters with the code of their refusal."""
         self._asked: dict[int, tuple[str, ...]] = {}
 
+    def want(self, wanted: Sequence[tuple[str, int]]) -> tuple[list[str], list[str]]:
+        """Want these from now on; returns the filters to ask for and those to let go."""
+        before, self.wanted = self.wanted, dict(wanted)
+        gone = [name for name in before if name not in self.wanted]
+        for name in gone:
+            self.granted.pop(name, None)
+            self.refused.pop(name, None)
+        return [name for name, qos in wanted if before.get(name) != qos], gone
+
     def asked(self, packet_id: int, filters: Sequence[str]) -> None:
         """A SUBSCRIBE for these filters was sent."""
         self._asked[packet_id] = tuple(filters)
@@ -54,6 +63,8 @@ class Subscriptions:
                 break
             self.granted.pop(name, None)
             self.refused.pop(name, None)
+            if name not in self.wanted:  # let go meanwhile
+                continue
             (self.refused if int(code) >= REFUSED else self.granted)[name] = int(code)
 
     @property

@@ -70,6 +70,7 @@ class MqttSource:
     ) -> None:
         """`last_filters` are those of the last run; `save_filters` keeps those of this one and must not block."""
         self._settings = settings
+        self._routes = routes
         self._filters = routes.filters
         self._inbox = inbox
         self._saved_filters = tuple(last_filters)
@@ -114,6 +115,24 @@ class MqttSource:
         finally:
             if self._link is not None:
                 self._link.close("cancelled")
+
+    def apply(self, settings: MqttSettings, routes: RouteTable) -> None:
+        """Use these from now on. The link stays, with all that is unacknowledged; settings count for the next one."""
+        gone = [route for route in self._routes.routes if route.filter not in dict(routes.filters)]
+        self._settings, self._routes, self._filters = settings, routes, routes.filters
+        # What a filter that is let go still brings until the broker has confirmed it belongs where it did.
+        self._intake.use(RouteTable([*routes.routes, *gone]))
+        link = self._link
+        if link is None:
+            self._intake.use(routes)
+            return
+        asked, stale = link.subscriptions.want(routes.filters)
+        if link.is_accepted:  # else all of it is asked for once it is
+            self._save_filters([*(name for name, _ in self._filters), *stale])
+            link.subscribe_to(asked)
+            if stale:
+                link.unsubscribe(stale)
+            self._subscribed(link)
 
     def acknowledge(self, acks: Sequence[Acks]) -> None:
         """Send the PUBACKs of finished deliveries, joined; those of an earlier connection are dropped and counted."""
@@ -231,7 +250,8 @@ class MqttSource:
         report = f"broker {self._broker}: not connected ({why})"
         if report != self._reported:
             level = logging.INFO if is_expected else logging.WARNING
-            _log.log(level, "%s; trying again for ever, next in %.1f s", report, delay_s)
+            event = {"event": "broker_lost"}
+            _log.log(level, "%s; trying again for ever, next in %.1f s", report, delay_s, extra=event)
             self._reported = report
         self._health.note("broker", report)
         return delay_s
@@ -272,6 +292,8 @@ class MqttSource:
         link.subscribe_to(wanted)
         if stale:
             link.unsubscribe(stale)
+        else:
+            self._intake.use(self._routes)
         self._publish_status(link, "online")
         self._subscribed(link)
 
@@ -299,7 +321,8 @@ class MqttSource:
             self._reported = ""
             self._health.note("broker", f"broker {self._broker} connected (MQTT {link.version})")
             granted = ", ".join(f"{name} at QoS {qos}" for name, qos in subscriptions.granted.items())
-            _log.info("connected to broker %s, MQTT %s, subscribed: %s", self._broker, link.version, granted)
+            text, event = "connected to broker %s, MQTT %s, subscribed: %s", {"event": "broker_connected"}
+            _log.info(text, self._broker, link.version, granted, extra=event)
 
     def _judge(self, key: str, fault: str) -> None:
         """Degrade or restore; a fault that stays the same is logged once."""
@@ -310,6 +333,7 @@ class MqttSource:
             self._health.degrade(key, fault)
 
     def _unsubscribed(self, codes: Sequence[int]) -> None:
+        self._intake.use(self._routes)
         if all(code < REFUSED for code in codes):
             self._save_filters([name for name, _ in self._filters])
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from edge_appliance import durable
+
+RUNTIME_DIRECTORY: Final = Path("/run/edge-appliance")
+"""Where the unit has its socket; systemd makes it and says so in the environment."""
+CONTROL_NAME: Final = "control"
+
+
+def control_path(environ: Mapping[str, str], data_dir: Path) -> Path:
+    """Return where the daemon listens for commands: in its runtime directory, or without one beside its data."""
+    return Path(environ.get("RUNTIME_DIRECTORY") or data_dir) / CONTROL_NAME
 
 
 class Paths:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_appliance.buffer import Buffer
+from edge_appliance.config import Config
 from edge_appliance.durable import free_bytes
 from edge_appliance.errors import DiskError
 from edge_appliance.no_wal import NoWal
@@ -33,6 +34,14 @@ class IngestSettings:
     data_dir: Path
 
 
+def settings_of(config: Config) -> IngestSettings:
+    """The part of the configuration that concerns ingest."""
+    segment, wal = config.segment, config.wal
+    return IngestSettings(
+        segment.max_bytes, segment.max_age_s, wal.max_bytes, wal.min_free_bytes, wal.sync, config.node.data_dir
+    )
+
+
 class Room:
     """Looks at all that a group needs, for the ingest thread."""
 
@@ -44,7 +53,8 @@ class Room:
         persist_failure: Callable[[], str],
         spool_lack: Callable[[], str] = lambda: "",
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        """May be replaced while it is used: each decision reads it anew."""
         self._buffer = buffer
         self.relief = relief
         self._persist_failure = persist_failure
@@ -58,7 +68,7 @@ class Room:
             return full
         if reason := self._spool_lack():
             return reason
-        settings = self._settings
+        settings = self.settings
         if log.total_bytes >= settings.wal_max_bytes:
             oldest = self._buffer.state.sealed[:1]
             pinned = f", pinned by segment {oldest[0].id}" if oldest else ""

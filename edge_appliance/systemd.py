@@ -1,6 +1,6 @@
-"""The service manager's side of the process: notifications, the watchdog, and the journal.
+"""The service manager's side of the process: notifications and the watchdog.
 
-Outside systemd everything here is a no-op or falls back to plain stderr. The watchdog rule: a ping means that every
+Outside systemd everything here is a no-op. The watchdog rule: a ping means that every
 station made progress or waits on purpose, never merely that a timer thread is alive. This module must not know what
 the stations are.
 """
@@ -12,7 +12,6 @@ import faulthandler
 import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,6 +46,10 @@ class Notifier:
     def status(self, text: str) -> None:
         """Set the one line that `systemctl status` shows."""
         self._send(f"STATUS={_one_line(text)}")
+
+    def reloading(self) -> None:
+        """Say that the configuration is being read again; `ready` ends it."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}\nSTATUS=reloading")
 
     def extend_timeout(self, seconds: float) -> None:
         """Ask for `seconds` more before a start or stop counts as hung; send it on real progress only."""
@@ -172,7 +175,11 @@ class Watchdog:
         # The dump goes first: it takes no lock, while the log line may wait for one that a hung thread holds.
         self._dump()
         names = ", ".join(f"{s.name} (limit {s.limit_s:g} s, overdue {s.overdue_s:.1f} s)" for s in stale)
-        log.critical("no progress: %s; the watchdog is not pinged any more, systemd will restart the service", names)
+        log.critical(
+            "no progress: %s; the watchdog is not pinged any more, systemd will restart the service",
+            names,
+            extra={"event": "hang"},
+        )
         return False
 
     def _run(self) -> None:
@@ -196,121 +203,3 @@ def dump_stacks_when_killed() -> None:
 
 def _dump_stacks() -> None:
     faulthandler.dump_traceback(file=_STDERR, all_threads=True)
-
-
-class JournalHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Log lines on stderr: with `<N>` priorities when stderr is the journal, with time and level elsewhere.
-
-    Lines of one logger and message template are limited, so that a storm of bad input cannot flood the journal:
-    `BURST` at once, then one a minute, which says how many were withheld. Debug and critical lines are never withheld.
-    """
-
-    BURST: Final = 8
-    REFILL_S: Final = 60.0
-    MAX_TEMPLATES: Final = 1_000
-    """Templates come from the code and are few; a caller that formats its own text must not grow the table."""
-
-    def __init__(self, *, is_journal: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()  # looks up sys.stderr
-        self._is_journal = is_journal
-        self._clock = clock
-        self._buckets: dict[tuple[str, str], _Bucket] = {}
-        self.suppressed = 0
-        """Lines withheld so far."""
-        self.on_suppressed: Callable[[], None] | None = None
-        """Called for each withheld line; it must not log."""
-        self.setFormatter(_JournalFormatter() if is_journal else _PlainFormatter())
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, unless its template has used up its share. Runs under the handler's lock."""
-        withheld = 0
-        if logging.DEBUG < record.levelno < logging.CRITICAL:
-            bucket = self._bucket(record)
-            if not bucket.take(self._clock()):
-                self.suppressed += 1
-                if self.on_suppressed is not None:
-                    self.on_suppressed()
-                return
-            withheld, bucket.withheld = bucket.withheld, 0
-        record.withheld = withheld
-        super().emit(record)
-
-    def _bucket(self, record: logging.LogRecord) -> _Bucket:
-        key = (record.name, str(record.msg))
-        if key not in self._buckets:
-            if len(self._buckets) >= self.MAX_TEMPLATES:
-                self._buckets.clear()
-            self._buckets[key] = _Bucket(self.BURST, self.REFILL_S, self._clock())
-        return self._buckets[key]
-
-
-class _Bucket:
-    """Tokens of one template: full at first, one more each `refill_s`."""
-
-    def __init__(self, size: int, refill_s: float, now_s: float) -> None:
-        self._size = size
-        self._refill_s = refill_s
-        self._tokens = float(size)
-        self._at_s = now_s
-        self.withheld = 0
-
-    def take(self, now_s: float) -> bool:
-        self._tokens = min(self._size, self._tokens + (now_s - self._at_s) / self._refill_s)
-        self._at_s = now_s
-        if self._tokens < 1:
-            self.withheld += 1
-            return False
-        self._tokens -= 1
-        return True
-
-
-class _Formatter(logging.Formatter):
-    """The message with its logger's short name and the number of lines withheld before it."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        record.short_name = record.name.removeprefix("edge_appliance.")
-        withheld = getattr(record, "withheld", 0)
-        return super().formatMessage(record) + (f" ({withheld} similar lines withheld before)" if withheld else "")
-
-
-class _PlainFormatter(_Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-8s %(short_name)s: %(message)s")
-
-
-class _JournalFormatter(_Formatter):
-    """Each line begins with its syslog priority in angle brackets; the journal takes it off again."""
-
-    def __init__(self) -> None:
-        super().__init__("%(short_name)s: %(message)s")
-
-    def format(self, record: logging.LogRecord) -> str:
-        prefix = f"<{_syslog_priority(record.levelno)}>"
-        # Every line of a traceback needs the prefix, and text from outside must not smuggle one in.
-        return "\n".join(prefix + line for line in super().format(record).splitlines())
-
-
-def _syslog_priority(level: int) -> int:
-    thresholds = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-    return next((priority for threshold, priority in thresholds if level >= threshold), 7)
-
-
-def journal_handler(environ: Mapping[str, str] = os.environ) -> JournalHandler:
-    """Return the handler for this process's stderr."""
-    return JournalHandler(is_journal=_is_journal(environ.get("JOURNAL_STREAM", "")))
-
-
-def report_suppressed(callback: Callable[[], None]) -> None:
-    """Have every journal handler of the root logger call `callback` for each line it withholds."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, JournalHandler):
-            handler.on_suppressed = callback
-
-
-def _is_journal(stream: str) -> bool:
-    """Whether stderr is the very stream the service manager connected: a redirect must not get prefixes."""
-    try:
-        stat = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):
-        return False
-    return stream == f"{stat.st_dev}:{stat.st_ino}"

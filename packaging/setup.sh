@@ -1,6 +1,6 @@
 #!/bin/bash
 # Makes a checkout ready to run: system packages by apt, a virtual environment in .venv, the package in it.
-# Does only what is missing; further system packages can be named as arguments.
+# Does only what is missing; further programs can be named as arguments, PROGRAM or PROGRAM:PACKAGE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="$PATH:/usr/sbin:/sbin" # where Debian puts mosquitto, and an ordinary user's PATH does not look
@@ -21,9 +21,9 @@ missing_packages() {
     command -v mosquitto_pub >/dev/null || echo mosquitto-clients
     command -v "$python" >/dev/null || echo python3
     can_make_environments || echo python3-venv
-    local package
-    for package in "$@"; do
-        command -v "$package" >/dev/null || echo "$package"
+    local program
+    for program in "$@"; do
+        command -v "${program%%:*}" >/dev/null || echo "${program##*:}"
     done
 }
 

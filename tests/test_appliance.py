@@ -18,7 +18,7 @@ def test_close_releases_everything_when_the_dead_letters_cannot_be_synced(tmp_pa
         raise DiskError("fsync", "rejects", OSError(errno.EIO, "Input/output error"))
 
     async def scenario() -> None:
-        appliance = Appliance(config.load(path), asyncio.get_running_loop())
+        appliance = Appliance(config.load(path), lambda: config.load(path), asyncio.get_running_loop())
         monkeypatch.setattr(appliance._dead_letters, "close", fail)
         appliance.close()
 

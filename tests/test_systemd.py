@@ -1,6 +1,5 @@
 """systemd: notifications, stations, the watchdog, journal lines."""
 
-import io
 import logging
 import os
 import socket
@@ -8,8 +7,7 @@ import threading
 
 import pytest
 
-from edge_appliance import systemd
-from edge_appliance.systemd import JournalHandler, Notifier, Station, Watchdog
+from edge_appliance.systemd import Notifier, Station, Watchdog
 
 
 @pytest.fixture
@@ -191,124 +189,3 @@ def test_watchdog_not_asked_for(notifier, monkeypatch):
     watchdog.start()
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
     watchdog.stop()
-
-
-# Journal
-
-
-@pytest.fixture
-def journal(monkeypatch):
-    """A logger that writes journal lines into a buffer, its clock, and its handler."""
-    stream, clock = io.StringIO(), Clock()
-    monkeypatch.setattr("sys.stderr", stream)
-    handler = JournalHandler(is_journal=True, clock=clock)
-    logger = logging.Logger("edge_appliance.mqtt", logging.DEBUG)
-    logger.addHandler(handler)
-    return logger, stream, clock, handler
-
-
-@pytest.mark.parametrize(
-    ("level", "priority"),
-    [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3), (logging.CRITICAL, 2)],
-)
-def test_journal_priority(journal, level, priority):
-    """Each level has its syslog priority, and the logger's short name leads."""
-    logger, stream, _, _ = journal
-    logger.log(level, "connected to %s", "broker")
-    assert stream.getvalue() == f"<{priority}>mqtt: connected to broker\n"
-
-
-def test_journal_prefixes_every_line(journal):
-    """Tracebacks keep their priority, and text from outside cannot pass for a line of another one."""
-    logger, stream, _, _ = journal
-    try:
-        int("x\n<0>forged".replace("\n", "\u2028"))
-    except ValueError:
-        logger.exception("bad")
-    lines = stream.getvalue().splitlines()
-    assert len(lines) > 3
-    assert all(line.startswith("<3>") for line in lines)
-
-
-def test_journal_storm_is_bounded(journal):
-    """A thousand lines a second of one template for a minute are at most 10 lines, and the count is exact."""
-    logger, stream, clock, handler = journal
-    counted = []
-    handler.on_suppressed = lambda: counted.append(1)
-    for number in range(60_000):
-        clock.now_s += 0.001
-        logger.warning("bad message %d", number)
-    written = stream.getvalue().splitlines()
-    assert len(written) <= 10
-    assert len(written) + handler.suppressed == 60_000
-    assert len(counted) == handler.suppressed
-
-
-def test_journal_says_what_it_withheld(journal):
-    """The first line after a storm says how many are missing."""
-    logger, stream, clock, handler = journal
-    for _ in range(handler.BURST + 5):
-        logger.warning("bad %s", "x")
-    clock.now_s += handler.REFILL_S
-    logger.warning("bad %s", "y")
-    assert stream.getvalue().splitlines()[-1] == "<4>mqtt: bad y (5 similar lines withheld before)"
-
-
-def test_journal_lasting_fault_is_a_line_a_minute(journal):
-    """A fault that lasts an hour costs the burst and then one line a minute."""
-    logger, stream, clock, handler = journal
-    for _ in range(3600):
-        clock.now_s += 1
-        logger.error("store does not answer")
-    assert len(stream.getvalue().splitlines()) <= handler.BURST + 60
-
-
-def test_journal_templates_do_not_share_a_limit(journal):
-    """A storm of one message hides no other one, and critical and debug lines are never withheld."""
-    logger, stream, _, _ = journal
-    for number in range(100):
-        logger.warning("storm")
-        logger.critical("hung")
-        logger.debug("detail")
-        if number == 99:
-            logger.warning("other")
-    text = stream.getvalue()
-    assert (text.count("hung"), text.count("detail"), text.count("other")) == (100, 100, 1)
-    assert text.count("storm") == JournalHandler.BURST
-
-
-def test_journal_table_of_templates_is_bounded(journal):
-    """A caller that formats its own text does not grow the process."""
-    logger, _, _, handler = journal
-    for number in range(handler.MAX_TEMPLATES + 10):
-        logger.warning(f"own text {number}")
-    assert len(handler._buckets) <= handler.MAX_TEMPLATES
-
-
-def test_plain_lines_outside_the_journal(monkeypatch):
-    """On a terminal or in a file a line has time and level, and no priority."""
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logger = logging.Logger("edge_appliance.cli.run")
-    logger.addHandler(systemd.journal_handler({}))
-    logger.warning("careful")
-    assert stream.getvalue().endswith(" WARNING  cli.run: careful\n")
-
-
-def test_journal_is_recognised_by_device_and_inode(tmp_path, monkeypatch):
-    """Prefixes are for the very stream that systemd connected: stderr redirected to a file gets none."""
-    with (tmp_path / "a").open("w") as journal, (tmp_path / "b").open("w") as other:
-        stat = os.fstat(journal.fileno())
-        environ = {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}
-        monkeypatch.setattr("sys.stderr", journal)
-        assert systemd._is_journal(environ["JOURNAL_STREAM"])
-        monkeypatch.setattr("sys.stderr", other)
-        assert not systemd._is_journal(environ["JOURNAL_STREAM"])
-
-
-def test_suppressed_lines_are_reported_to_the_metrics(monkeypatch):
-    """Whoever counts is told by every journal handler of the root logger."""
-    handler = JournalHandler(is_journal=True)
-    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    systemd.report_suppressed(callback := lambda: None)
-    assert handler.on_suppressed is callback

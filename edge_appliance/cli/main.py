@@ -19,6 +19,7 @@ from edge_appliance.errors import EdgeError
 
 COMMANDS: Final = {
     "run": "take data in, keep it and serve it until stopped",
+    "reload": "have the running daemon take over a changed configuration",
     "check-config": "check the configuration and name every fault",
     "query": "ask the running daemon with SQL",
     "status": "show how the running daemon is doing",
@@ -76,16 +77,25 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     if words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         usage.error(f"{words[0]}: options come after the command, as in 'edge-appliance status --config FILE'")
     chosen = usage.parse_args(argv)
-    module = importlib.import_module(f"edge_appliance.cli.{chosen.command.replace('-', '_')}")
-    command = cast("Command", module)
+    command = load(chosen.command)
+    return command.execute(parser_of(chosen.command, command).parse_args(chosen.arguments))
+
+
+def load(name: str) -> Command:
+    """Return the module of a command."""
+    return cast("Command", importlib.import_module(f"edge_appliance.cli.{name.replace('-', '_')}"))
+
+
+def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
+    """Return the parser of one command's options; the man page is made from it, too."""
     parser = argparse.ArgumentParser(
-        prog=f"edge-appliance {chosen.command}",
-        description=f"{_as_sentence(COMMANDS[chosen.command])}.",
+        prog=f"edge-appliance {name}",
+        description=f"{_as_sentence(COMMANDS[name])}.",
         epilog=f"examples:\n{command.EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    return command.execute(parser.parse_args(chosen.arguments))
+    return parser
 
 
 def _as_sentence(text: str) -> str:

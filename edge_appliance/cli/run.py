@@ -8,9 +8,11 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from edge_appliance import config, systemd
+from edge_appliance import config, journal, systemd
 from edge_appliance.cli.command import Exit, add_config_option, exit_code
 from edge_appliance.errors import ConfigError, EdgeError
 
@@ -42,11 +44,12 @@ def execute(arguments: argparse.Namespace) -> int:
         logging.getLogger().setLevel(settings.log.level.upper())
         if settings.notices:
             _log.info("%s", "\n".join(settings.notices))
-        return start(settings)
+        return start(settings, partial(config.load, arguments.config, purpose="run"))
     except ConfigError as error:
         notifier.status(f"configuration: {error.faults[0]}")
         # As below, no traceback: it says nothing about what was foreseen.
-        _log.error("the configuration has %d fault(s):\n%s", len(error.faults), error)
+        event = {"event": "configuration_faults"}
+        _log.error("the configuration has %d fault(s):\n%s", len(error.faults), error, extra=event)
         return Exit.CONFIGURATION
     except EdgeError as error:
         notifier.status(str(error))
@@ -59,16 +62,16 @@ def execute(arguments: argparse.Namespace) -> int:
 def set_up_logging() -> None:
     """Send all log lines to stderr, in the journal's form when stderr is the journal."""
     root = logging.getLogger()
-    root.addHandler(systemd.journal_handler())
+    root.addHandler(journal.journal_handler())
     root.setLevel(logging.INFO)
     logging.captureWarnings(capture=True)
 
 
-def start(settings: config.Config) -> int:
+def start(settings: config.Config, load: Callable[[], config.Config]) -> int:
     """Hand over to the appliance, which imports everything it will ever need."""
     appliance = importlib.import_module("edge_appliance.appliance")
-    code = int(appliance.run(settings))
-    _log.info("stopped")
+    code = int(appliance.run(settings, load))
+    _log.info("stopped", extra={"event": "stopped"})
     if any(thread.daemon for thread in threading.enumerate()):
         # A query may be in a step of the engine that nothing interrupts, a connect in the resolver. All that is ours
         # is closed; tearing the interpreter down under such a thread would wait for it or crash.

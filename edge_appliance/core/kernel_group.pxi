@@ -253,7 +253,8 @@ cdef class Kernel(LineAppender):
             done.mismatches.append(f"{count} logged lines gave {self.rows} rows or other times")
         rows = self.rows - self.covered
         if self.errors:
-            done.mismatches.extend([f"{error.reason}: {error.message}" for error in self.errors])
+            for error in self.errors:
+                done.mismatches.append(f"{error.reason}: {error.message}")
             rows -= len(self.errors)
         done.covered += self.covered
         done.lines += rows

@@ -156,7 +156,7 @@ cdef class GroupLog:
         cdef uint32_t count = 0
         if definitions is not None:
             count = <uint32_t>len(definitions)
-            text = b"".join([encode_definition(definition) for definition in definitions])
+            text = b"".join(map(encode_definition, definitions))
         head.parser_version = PARSER_VERSION
         head.reserved = 0
         head.definitions = count

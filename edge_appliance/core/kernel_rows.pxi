@@ -352,15 +352,17 @@ cdef class LineAppender(Errors):
         """Append a line that adds a series, a column or a table, by the reference."""
         cdef LineReader reader = self.reader
         cdef list fields = []
+        cdef list values = []
         cdef Py_ssize_t at
         cdef Field* field
         for at in range(reader.field_count):
             field = &reader.fields[at]
             if field.form != FORM_NO_VALUE:
                 name = unescaped(reader.line + field.key_at, field.key_end - field.key_at, KEY_ESCAPES)
-                fields.append((name.decode(), KINDS[field.form], field_value(field, reader.line)))
+                value = field_value(field, reader.line)
+                fields.append((name.decode(), KINDS[field.form], value))
+                values.append(value)
         shape = self.owner._shapes.of(fields)
-        values = [value for _, _, value in fields]
         raw_head = reader.line[:reader.head_end - reader.line]
         span = reader.line[:reader.end - reader.line]
         line = Line(head, raw_head, shape, values, time_ns, number, lead + 1, span)

@@ -189,3 +189,8 @@ class RouteTable:
                     max_future_ns=settings.max_future_ns,
                 )
         return None
+
+
+def route_table(settings: Iterable[RouteSettings]) -> RouteTable:
+    """Return the table of routes as configured."""
+    return RouteTable(Route(each) for each in settings)

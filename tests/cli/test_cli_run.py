@@ -19,7 +19,7 @@ def appliance(monkeypatch):
     module = types.ModuleType("edge_appliance.appliance")
     module.settings, module.result = [], 0
 
-    def run(settings):
+    def run(settings, load):
         module.settings.append(settings)
         if isinstance(module.result, Exception):
             raise module.result
@@ -96,7 +96,7 @@ def test_run_reports_to_systemd_before_heavy_imports(config_file, tmp_path):
         listener.settimeout(10)
         code = (
             "import sys; from edge_appliance.cli import main, run\n"
-            "run.start = lambda settings: print('pyarrow' in sys.modules) or 0\n"
+            "run.start = lambda settings, load: print('pyarrow' in sys.modules) or 0\n"
             f"sys.exit(main.main(['run', '--config', {str(config_file)!r}]))"
         )
         found = subprocess.run(

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from hypothesis import given, settings
+import support
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.appenders import IS_COMPILED, Script, Write, differences
 
@@ -96,8 +103,20 @@ scripts = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+EXAMPLES = int(os.environ.get("EDGE_FUZZ_EXAMPLES", "400"))
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scripts)
 def test_kernel_equals_the_reference(script):
     """Any bytes in any grouping, with groups that fail in between, give the same in every respect; so does replay."""
     assert differences(script) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("_testcapi") is None, reason="this Python cannot be made to lack memory")
+def test_want_of_memory_is_an_error_and_leaves_no_trace():
+    """Whichever allocation fails, MemoryError comes out; taken back, the group can be appended as if nothing was."""
+    # In a process of its own: allocations fail in all threads.
+    program = [sys.executable, str(Path(support.__path__[0]) / "without_memory.py")]
+    found = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "the same\n"), found.stderr

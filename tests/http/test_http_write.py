@@ -27,7 +27,7 @@ import pytest
 import uvloop
 from http_fakes import NoEngine, Reply
 
-from edge_appliance.core.delivery import ArrivalClock, Delivery, DeliveryResult, LineError, Reason
+from edge_appliance.core.delivery import ArrivalClock, Delivery, DeliveryResult, LineError, Reason, result_of
 from edge_appliance.health import Health, Phase, ReplayProgress
 from edge_appliance.http.app import HttpServer, build_app, serve
 from edge_appliance.http.body import Held, Inflater
@@ -533,7 +533,7 @@ def test_write_whole_payload_rejected() -> None:
 
 def test_write_many_bad_lines_bounded_answer() -> None:
     """A body of bad lines does not make an answer without bound."""
-    with serving(DeliveryResult(0, [bad_line(n) for n in range(1, 5001)])) as client:
+    with serving(result_of(0, [bad_line(n) for n in range(1, 5001)])) as client:
         assert len(client.post(TARGETS["v3"]).json["data"]) == 1000
         assert "(and 4999 more)" in client.post(TARGETS["v2"]).json["message"]
 

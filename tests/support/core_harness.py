@@ -90,7 +90,6 @@ class Core:
             available_bytes=lambda: 2**40,
         )
         self.ingest = Ingest(
-            ingest_settings,
             self.inbox,
             self.buffer,
             self.appender,
