@@ -28,6 +28,8 @@ from edge_appliance.health import Health
 from edge_appliance.memory import PINNED_SHARE
 from edge_appliance.metrics import Metrics
 
+PINNED_GRACE_S: Final = 1.0
+"""How long intake stands still before a query has to end for it: most end by themselves sooner."""
 FOREVER_S: Final = 1e9
 """What the gauge shows when the limit is never reached: it must be a number."""
 
@@ -120,7 +122,8 @@ class Relief:
         if self._cool_since_s is None:
             self._cool_since_s = now_s
             self._metrics.cool_downs.add()
-        if memory.account_bytes("pinned") > PINNED_SHARE * memory.configured_bytes:
+        is_pinned = memory.account_bytes("pinned") > PINNED_SHARE * memory.configured_bytes
+        if is_pinned and now_s - self._cool_since_s >= PINNED_GRACE_S:
             self._end_oldest_query()
         full = f"the buffer is full ({memory.used_bytes >> 20} of {memory.configured_bytes >> 20} MiB)"
         return f"read-only: {full} and cannot be persisted: {failure}" if failure else f"cool-down: {full}"

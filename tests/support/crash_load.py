@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from appliance_process import ApplianceProcess, RefusedError
 
@@ -21,6 +22,7 @@ ROUTE = {"topic": "crash/{device}/lp", "database": "edge"}
 BASE_NS = 1_767_225_600_000_000_000
 STEP_NS = 1_000_003
 LINES_PER_MESSAGE = 8
+QUERY_TRIES = 20
 
 _NUMBER = re.compile(rb"id=(\d+)i")
 
@@ -82,7 +84,7 @@ def _read(appliance: ApplianceProcess, table: str) -> list[int]:
     if not known:
         return []
     columns = "id, v, s, time" if table == "timed" else "id, v"
-    rows = appliance.query_table(f"SELECT {columns} FROM {table}")
+    rows = _ask(appliance, f"SELECT {columns} FROM {table}")
     ids = rows["id"]
     assert pc.all(pc.equal(rows["v"], pc.divide(pc.cast(ids, "float64"), 4))).as_py() is not False
     if table == "timed":
@@ -92,6 +94,18 @@ def _read(appliance: ApplianceProcess, table: str) -> list[int]:
         assert pc.all(pc.equal(rows["s"], named)).as_py() is not False, "a string was altered"
     numbers: list[int] = ids.to_pylist()
     return numbers
+
+
+def _ask(appliance: ApplianceProcess, sql: str) -> pa.Table:
+    """Answer of a query that, with little memory, may have to end for rows that wait; then it is asked again."""
+    for _ in range(QUERY_TRIES):
+        try:
+            return appliance.query_table(sql)
+        except RefusedError as error:
+            if "the query was ended" not in str(error):
+                raise
+        time.sleep(0.2)
+    raise AssertionError(f"ended {QUERY_TRIES} times: {sql}")
 
 
 class Repeating:
