@@ -276,6 +276,24 @@ def test_status_for_people(daemon, ask, capsys):
     assert shown["commit"] == "p50 ≤ 25 ms, p99 ≤ 25 ms"
 
 
+def test_status_of_short_memory(daemon, ask, capsys):
+    """The limit in effect and why, how fast memory fills, and what queries hold are in the line of the buffer."""
+    metrics = Metrics()
+    metrics.buffer_bytes.set(16 << 20)
+    metrics.buffer_limit.set(64 << 20)
+    metrics.buffer_effective_limit.set(32 << 20)
+    metrics.buffer_rate.set(2 << 20)
+    metrics.buffer_seconds_left.set(8)
+    metrics.buffer_pinned.set(1 << 20)
+    metrics.cool_downs.add(2)
+    metrics.cool_down_seconds.add(7.4)
+    daemon.answer = (200, status_body(metrics=metrics.snapshot()))
+    assert ask("status") == 0
+    (shown,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("buffer"))
+    assert "16 MiB of 64 MiB (25%), limit now 32 MiB, the host is short of memory, grows by 2 MiB/s" in shown
+    assert "full in 8 s, 1 MiB held by queries, was full 2 times, for 7 s" in shown
+
+
 def test_status_in_trouble(daemon, ask, capsys):
     """What holds intake and what is degraded have lines of their own, each reason once."""
     daemon.answer = (

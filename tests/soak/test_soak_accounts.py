@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,11 @@ from pathlib import Path
 import memory_shapes
 import pytest
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif("EDGE_SOAK_S" not in os.environ, reason="make soak"),
+    pytest.mark.soak,
+    pytest.mark.slow,
+]
 
 SERIES_FACTOR = 16
 """Tags that are new in each line are held as Python objects; all else is held as columns."""

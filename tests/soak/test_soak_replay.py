@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -19,7 +20,13 @@ LINES, BODIES = 2_000, 260
 TEXT = "y" * 300
 BASE_NS = 1_767_225_600_000_000_000
 
-pytestmark = [pytest.mark.soak, pytest.mark.crash, pytest.mark.integration, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif("EDGE_SOAK_S" not in os.environ, reason="make soak"),
+    pytest.mark.soak,
+    pytest.mark.crash,
+    pytest.mark.integration,
+    pytest.mark.slow,
+]
 
 
 def body(number: int) -> bytes:

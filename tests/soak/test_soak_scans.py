@@ -16,7 +16,12 @@ ROWS, BODIES = 5_000, 60
 BASE_NS = 1_767_225_600_000_000_000
 LAG_S, ACK_S = 0.05, 1.0
 
-pytestmark = [pytest.mark.soak, pytest.mark.integration, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif("EDGE_SOAK_S" not in os.environ, reason="make soak"),
+    pytest.mark.soak,
+    pytest.mark.integration,
+    pytest.mark.slow,
+]
 
 
 def body(number: int) -> bytes:
