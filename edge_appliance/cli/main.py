@@ -20,6 +20,7 @@ from edge_appliance.errors import EdgeError
 COMMANDS: Final = {
     "run": "take data in, keep it and serve it until stopped",
     "reload": "have the running daemon take over a changed configuration",
+    "doctor": "try all that the service depends on, and say what to mend",
     "check-config": "check the configuration and name every fault",
     "query": "ask the running daemon with SQL",
     "status": "show how the running daemon is doing",
