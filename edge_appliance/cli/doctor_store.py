@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Final
 
-from edge_appliance.cli.doctor import Finding
+from edge_appliance.cli.doctor import Finding, as_owner
 from edge_appliance.config import Config
 from edge_appliance.errors import EdgeError
 from edge_appliance.store import open_store
@@ -20,7 +21,8 @@ def probe(settings: Config) -> Iterator[Finding]:
         if store.directory is not None and not store.directory.is_dir():
             yield Finding("store", "warn", f"{store.directory} is not there yet; the service makes it at its start")
             return
-        found = probe_store(store, settings.node.id, time.time)
+        with as_owner(store.directory) if store.directory is not None else contextlib.nullcontext():
+            found = probe_store(store, settings.node.id, time.time)
     except (EdgeError, OSError) as error:
         yield Finding(
             "store", "fail", str(error), "address, credentials and rights of [store]; for a directory: its owner"
