@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "status": "show how the running daemon is doing",
     "wal": "inspect or verify files of the write-ahead log",
     "rejects": "list rejected lines with their reasons",
+    "support-bundle": "write one file with what helps others to help, without secrets",
     "version": "show the version",
 }
 
