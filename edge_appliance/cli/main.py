@@ -20,11 +20,14 @@ from edge_appliance.errors import EdgeError
 COMMANDS: Final = {
     "run": "take data in, keep it and serve it until stopped",
     "reload": "have the running daemon take over a changed configuration",
+    "doctor": "try all that the service depends on, and say what to mend",
     "check-config": "check the configuration and name every fault",
+    "show-config": "show settings with the file and line they come from",
     "query": "ask the running daemon with SQL",
     "status": "show how the running daemon is doing",
     "wal": "inspect or verify files of the write-ahead log",
     "rejects": "list rejected lines with their reasons",
+    "support-bundle": "write one file with what helps others to help, without secrets",
     "version": "show the version",
 }
 
