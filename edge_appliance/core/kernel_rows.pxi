@@ -384,6 +384,8 @@ cdef class LineAppender(Errors):
         """Reject a line for a field that does not fit its column."""
         cdef LineReader reader = self.reader
         cdef Field* field = &reader.fields[conflict]
+        if self._counts_only(Reason.TAG_FIELD_COLLISION if field.column == IS_TAG else Reason.TYPE_CONFLICT):
+            return 0
         name = unescaped(reader.line + field.key_at, field.key_end - field.key_at, KEY_ESCAPES).decode()
         table = (<object>writer.buffer).schema.name
         verdict = check_kind(KINDS[field.form], field_value(field, reader.line), writer.kinds[name])
