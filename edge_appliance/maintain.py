@@ -73,6 +73,24 @@ class Maintainer:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def plan(self) -> dict[str, object]:
+        """What the next run would do, as plain data. Callable from any thread."""
+        if not self._is_allowed():
+            return {"waits": "the log is not read to its end yet", "merges": [], "expired": []}
+        return {
+            "merges": [
+                {
+                    "database": merge.parts[0].database,
+                    "table": merge.parts[0].table,
+                    "date": merge.parts[0].date.isoformat(),
+                    "parts": len(merge.parts),
+                    "bytes": merge.size_bytes,
+                }
+                for merge in self._merger.proposed(time.time_ns())
+            ],
+            **self._retirer.proposed(),
+        }
+
     def step(self) -> None:
         """One run."""
         if not self._is_allowed():

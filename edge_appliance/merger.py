@@ -108,7 +108,7 @@ class Merger:
         done = 0
         left: dict[DateKey, int] = {}
         """Tries that a date still has in this run, once one has failed."""
-        while merges := [merge for merge in self._plan(now_ns) if left.get(merge.date_key, TRIES)]:
+        while merges := [merge for merge in self.proposed(now_ns) if left.get(merge.date_key, TRIES)]:
             for merge in merges:
                 check()
                 outcome = self._try(merge, check)
@@ -120,9 +120,10 @@ class Merger:
             release_free_memory()
         return done
 
-    def _plan(self, now_ns: int) -> list[Merge]:
+    def proposed(self, now_ns: int) -> list[Merge]:
+        """What would be merged now. Callable from any thread."""
         now_s = time.monotonic()
-        paused = {key for key, pause in self._pauses.items() if pause.until_s > now_s}
+        paused = {key for key, pause in self._pauses.copy().items() if pause.until_s > now_s}
         # With the store away a merge of what it has would only fill the spool.
         policy = replace(self._policy, stored="never") if self._outgoing.is_store_away else self._policy
         # The ranks first: rows that are persisted meanwhile are parts then, and rank higher.

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -192,6 +192,30 @@ def encode_parquet(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> byte
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches(batches, schema), sink, version="2.6", compression="zstd")
     return bytes(sink.getvalue())
+
+
+def decode_parquet(data: bytes) -> pa.Table:
+    """The rows of an answer that `encode_parquet` made."""
+    return pq.read_table(pa.BufferReader(data))
+
+
+class ParquetRows:
+    """A Parquet file of answers, one after the other: for people, no part."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.Table) -> None:
+        """Append rows; all tables have the same columns."""
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._sink, rows.schema, version="2.6", compression="zstd")
+        self._writer.write_table(rows)
+
+    def close(self) -> None:
+        """Write the footer."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _row_group_rows(table: pa.Table) -> int:

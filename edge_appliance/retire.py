@@ -7,7 +7,8 @@ what the catalog says about a part is compared with what its file says, where th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -69,16 +70,36 @@ class Retirer:
     def run(self) -> None:
         """Let go what is due."""
         self._clock.look()
+        self._tell_clock()
+        self._retire(self._by_age(), "are older than the retention")
+        self._retire(self._by_bytes(), "are beyond max_bytes of their database")
+
+    def proposed(self) -> dict[str, object]:
+        """What would go now, as plain data. Callable from any thread."""
+        parts = [*self._by_age().parts, *self._by_bytes().parts]
+        dates = Counter[tuple[str, str, str]]()
+        for part in dict.fromkeys(parts):
+            dates[part.database, part.table, part.date.isoformat()] += part.rows
+        rules = any(d.retention_ns for d in self._databases)
+        return {
+            "clock": "right" if self._clock.is_steady else "not known to be right: nothing expires" if rules else "",
+            "expired": [
+                {"database": database, "table": table, "date": date, "rows": rows}
+                for (database, table, date), rows in sorted(dates.items())
+            ],
+        }
+
+    def _by_age(self) -> Retention:
+        if not self._clock.is_steady:
+            return Retention(())
+        from_ns = {d.name: visible_from(self._databases, self._clock, d.name) for d in self._databases}
         below_rank = self._buffer.unpersisted_from
-        by_age = {d.name: visible_from(self._databases, self._clock, d.name) for d in self._databases if d.retention_ns}
-        self._tell_clock(by_age)
-        if by_age and self._clock.is_steady:
-            plan = plan_retention(self._catalog.state.parts, by_age, below_rank=below_rank)
-            self._retire(plan, "are older than the retention")
-        by_bytes = {d.name: d.max_bytes for d in self._databases if d.max_bytes is not None}
-        if by_bytes:
-            plan = plan_eviction(self._catalog.state.parts, by_bytes, below_rank=below_rank)
-            self._retire(plan, "are beyond max_bytes of their database")
+        return plan_retention(self._catalog.state.parts, from_ns, below_rank=below_rank)
+
+    def _by_bytes(self) -> Retention:
+        limits = {d.name: d.max_bytes for d in self._databases if d.max_bytes is not None}
+        below_rank = self._buffer.unpersisted_from
+        return plan_eviction(self._catalog.state.parts, limits, below_rank=below_rank) if limits else Retention(())
 
     def _retire(self, plan: Retention, reason: str) -> None:
         parts = self._trustworthy(plan)
@@ -128,8 +149,8 @@ class Retirer:
             part.rows,
         )
 
-    def _tell_clock(self, by_age: Mapping[str, int]) -> None:
-        if by_age and self._clock.now_ns is None:
+    def _tell_clock(self) -> None:
+        if any(d.retention_ns for d in self._databases) and self._clock.now_ns is None:
             self._health.note("retention", "nothing expires while the clock is not known to be right")
         else:
             self._health.note("retention", "")

@@ -110,6 +110,10 @@ class Storage:
         self.uploader.start()
         self._maintainer.start()
 
+    def plan(self) -> dict[str, object]:
+        """What the next run of maintenance would do, as plain data."""
+        return self._maintainer.plan()
+
     def take(self, parts: Sequence[Part]) -> None:
         """Parts are committed and shown."""
         self.uploader.submit(parts)
