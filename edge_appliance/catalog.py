@@ -122,6 +122,17 @@ class Catalog:
         """Let `parts` go: their rows are elsewhere, or are given up."""
         return self._submit(Change(removed=[part_identity(part) for part in parts]))
 
+    def replace_parts(self, removed: Iterable[Part], added: Sequence[Part], gone: Sequence[Part]) -> Future[int]:
+        """List `added` instead of `removed` in one transaction: the only commit point of a merge, and of retention.
+
+        `gone` are the removed ones that the store has or may have, to be deleted there.
+        """
+        return self._submit(Change(removed=[part_identity(part) for part in removed], parts=added, gone=gone))
+
+    def forget_gone(self, parts: Iterable[Part]) -> Future[int]:
+        """The store does not have these any more."""
+        return self._submit(Change(deleted=[part_identity(part) for part in parts]))
+
     def save_filters(self, filters: Iterable[str]) -> Future[int]:
         """Keep the topic filters of the last subscription."""
         return self._submit(Change(filters=tuple(filters)))

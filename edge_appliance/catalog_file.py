@@ -19,7 +19,7 @@ from edge_appliance.core.delivery import DeliveryKey, Kind, TableKey
 from edge_appliance.core.parts import Part
 from edge_appliance.errors import CatalogError, NewerFormatError
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 
 _SCHEMA: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -43,7 +43,15 @@ CREATE TABLE IF NOT EXISTS set_asides (
 );
 CREATE TABLE IF NOT EXISTS prefixes (segment INTEGER PRIMARY KEY, sequence INTEGER);
 """
-_PART_COLUMNS: Final = 14
+_SINCE_3: Final = """
+CREATE TABLE IF NOT EXISTS gone_parts (
+    database TEXT, measurement TEXT, date TEXT, node TEXT, incarnation TEXT, rank_lo INTEGER, rank_hi INTEGER,
+    slice INTEGER, slices INTEGER, rows INTEGER, size_bytes INTEGER, min_time_ns INTEGER, max_time_ns INTEGER,
+    is_stored INTEGER,
+    PRIMARY KEY (database, measurement, date, node, incarnation, rank_lo, rank_hi, slice)
+) WITHOUT ROWID;
+"""
+_PART_SLOTS: Final = ", ".join("?" * 14)
 _THIS_PART: Final = (
     "WHERE database = ? AND measurement = ? AND date = ? AND node = ? AND incarnation = ? "
     "AND rank_lo = ? AND rank_hi = ? AND slice = ?"
@@ -100,11 +108,12 @@ def _write_new(path: Path, state: CatalogState) -> None:
     with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
         # Nobody looks at the file before it is complete and synced.
         connection.execute("PRAGMA journal_mode = OFF")
-        connection.executescript(_SCHEMA + _SINCE_2)
+        connection.executescript(_SCHEMA + _SINCE_2 + _SINCE_3)
         keys = [logged.key for logged in state.logged.values()]
         everything = Change(
             state.definitions,
             state.parts,
+            gone=state.gone,
             persisted=state.persisted_segments,
             filters=state.filters,
             keys=keys,
@@ -142,7 +151,8 @@ def read_catalog(path: Path) -> CatalogState:
             if verdict != "ok" or version < 1:
                 raise CatalogError(f"{path}: damaged: {verdict if version else 'not a catalog'}")
             if version < FORMAT_VERSION:
-                connection.executescript(f"BEGIN; {_SINCE_2} PRAGMA user_version = {FORMAT_VERSION}; COMMIT;")
+                added = _SINCE_2 + _SINCE_3
+                connection.executescript(f"BEGIN; {added} PRAGMA user_version = {FORMAT_VERSION}; COMMIT;")
             return _read_state(connection)
     except (sqlite3.Error, KeyError, ValueError, TypeError) as error:
         raise CatalogError(f"{path}: damaged: {error}") from error
@@ -182,9 +192,9 @@ def write_change(connection: sqlite3.Connection, before: CatalogState, after: Ca
             ],
         )
     connection.executemany(f"DELETE FROM parts {_THIS_PART}", map(_key_row, change.removed))
-    connection.executemany(
-        f"INSERT OR REPLACE INTO parts VALUES ({', '.join('?' * _PART_COLUMNS)})", map(_part_row, change.parts)
-    )
+    connection.executemany(f"INSERT OR REPLACE INTO parts VALUES ({_PART_SLOTS})", map(_part_row, change.parts))
+    connection.executemany(f"INSERT OR REPLACE INTO gone_parts VALUES ({_PART_SLOTS})", map(_part_row, change.gone))
+    connection.executemany(f"DELETE FROM gone_parts {_THIS_PART}", map(_key_row, change.deleted))
     connection.executemany(f"UPDATE parts SET is_stored = 1 {_THIS_PART}", map(_key_row, change.stored))
     connection.executemany("INSERT OR IGNORE INTO persisted_segments VALUES (?)", [(id_,) for id_ in change.persisted])
     connection.executemany("DELETE FROM persisted_segments WHERE id = ?", [(id_,) for id_ in change.forgotten])
@@ -248,6 +258,7 @@ def _read_state(connection: sqlite3.Connection) -> CatalogState:
     ):
         tables.setdefault((database, table), {})[name] = Kind(kind)
     parts = [_part(row) for row in connection.execute("SELECT * FROM parts")]
+    gone = [_part(row) for row in connection.execute("SELECT * FROM gone_parts")]
     return CatalogState(
         str(facts["node"]),
         str(facts["incarnation"]),
@@ -264,6 +275,7 @@ def _read_state(connection: sqlite3.Connection) -> CatalogState:
         },
         {done.sequence: done for done in map(DoneSetAside._make, connection.execute("SELECT * FROM set_asides"))},
         dict(connection.execute("SELECT segment, sequence FROM prefixes")),
+        {part_identity(part): part for part in gone},
     )
 
 

@@ -6,7 +6,6 @@ A module is handed its own section, never the tree, and none but this one reads 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import msgspec
 from edge_appliance import config_values as values
 from edge_appliance import host
 from edge_appliance.config_files import Document, KeyPath, read_documents
+from edge_appliance.config_maintain import MaintainSection, read_databases
 from edge_appliance.config_reader import Reader, section_keys
 from edge_appliance.config_store import SpoolSection, StoreSection, derive_store
 from edge_appliance.config_values import Key, Secret, size_text
@@ -34,7 +34,6 @@ _label = values.name(
     r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit"
 )
 _optional_path = values.optional(values.absolute_path)
-_LOOPBACK_NAMES: Final = ("localhost", "ip6-localhost")
 
 
 def _topic(value: object) -> str:
@@ -196,6 +195,7 @@ class Config(msgspec.Struct, frozen=True):
     persist: PersistSection
     store: StoreSection
     spool: SpoolSection
+    maintain: MaintainSection
     query: QuerySection
     http: HttpSection
     log: LogSection
@@ -203,6 +203,11 @@ class Config(msgspec.Struct, frozen=True):
     """The files that were read, in order."""
     notices: tuple[str, ...]
     """Sentences worth one line in the journal at start; no faults."""
+
+    @property
+    def database_names(self) -> frozenset[str]:
+        """Databases that exist before their first row."""
+        return frozenset([r.database for r in self.mqtt.routes] + [d.name for d in self.maintain.databases])
 
 
 _SECTIONS: Final[dict[str, type]] = {
@@ -214,6 +219,7 @@ _SECTIONS: Final[dict[str, type]] = {
     "persist": PersistSection,
     "store": StoreSection,
     "spool": SpoolSection,
+    "maintain": MaintainSection,
     "query": QuerySection,
     "http": HttpSection,
     "log": LogSection,
@@ -245,7 +251,7 @@ class _Loader:
 
     def load(self) -> Config:
         reader = self._reader
-        reader.top_level(_SECTIONS)
+        reader.top_level([*_SECTIONS, "database"])
         fields = {section: self._section(section, type_) for section, type_ in _SECTIONS.items()}
         self._derive(fields)
         self._relate(fields)
@@ -253,6 +259,8 @@ class _Loader:
         fields["mqtt"]["routes"] = self._routes()
         fields["mqtt"]["password"] = self._password(fields["mqtt"])
         fields["http"]["token"] = reader.secret_file(("http", "token_file"), fields["http"]["token_file"])
+        is_directory = fields["store"]["url"].scheme == "file"
+        fields["maintain"]["databases"] = read_databases(reader, is_directory=is_directory)
         if reader.faults:
             raise ConfigError(sorted(reader.faults, key=lambda fault: (fault.file, fault.line)))
         if not self._document.files:
@@ -350,7 +358,7 @@ class _Loader:
         )
         relate(
             [("http", "listen"), ("http", "token_file")],
-            lambda: not _is_loopback(address) and fields["http"]["token_file"] is None,
+            lambda: not values.is_loopback(address) and fields["http"]["token_file"] is None,
             lambda: f"{address} can be reached from outside: http.token_file is required then",
         )
         relate(
@@ -382,13 +390,6 @@ class _Loader:
         else:
             self._reader.fault(path, f"{message}; outside of the unit use password_file")
         return None
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address in _LOOPBACK_NAMES
 
 
 def describe(config: Config) -> dict[str, object]:

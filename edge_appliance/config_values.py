@@ -7,6 +7,7 @@ what was expected. `Key` ties one TOML key to its default and parser. No parser 
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -304,3 +305,11 @@ def host_and_port(value: object) -> tuple[str, int]:
     if match is None or not 1 <= int(match[3]) <= 65_535:
         raise ValueError(f'expected address:port such as "127.0.0.1:8181" or "[::1]:8181"{_got(value)}')
     return match[1] or match[2], int(match[3])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host can reach the address."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address in ("localhost", "ip6-localhost")

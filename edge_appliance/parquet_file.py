@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +39,10 @@ FORMAT_VERSION: Final = 1
 
 _ROW_GROUP_ROWS: Final = 128 * 1024
 _ROW_GROUP_BYTES: Final = 32 * 2**20
+PAGE_BYTES: Final = 64 * 1024
+"""Whoever reads many parts at once holds a page of each column of each of them."""
+_READ_BYTES: Final = 64 * 1024
+"""Of each column that is read at once."""
 _SAMPLE_ROWS: Final = 4_096
 _DICTIONARY_SHARE: Final = 0.7
 """Distinct share of a sample up to which a dictionary is smaller: rounded decimals repeat, noise does not."""
@@ -63,41 +68,103 @@ def write_part(path: Path, table: pa.Table, footer: PartFooter) -> Part:
 
     Of `footer.columns` only those that `table` has are noted.
     """
-    names = table.column_names
-    columns = tuple(column for column in footer.columns if file_column(column.name) in names)
-    options = {
-        "version": "2.6",
-        "compression": "zstd",
-        "compression_level": 3,
-        "write_statistics": True,
-        "write_page_index": True,
-        # Readers take the types from Parquet itself; a copy of the Arrow schema only costs bytes.
-        "store_schema": False,
-        "sorting_columns": _sorting(names, columns),
-        **_encodings(table, columns),
-    }
-    try:
-        with pa.OSFile(str(path), "wb") as sink, pq.ParquetWriter(sink, table.schema, **options) as writer:
-            writer.write_table(table, row_group_size=_row_group_rows(table))
-            writer.add_key_value_metadata(_to_text(replace(footer, columns=columns)))
-        size_bytes = path.stat().st_size
-    except OSError as error:
-        raise DiskError("write", str(path), error) from error
-    return replace(footer.part, rows=table.num_rows, size_bytes=size_bytes)
+    with PartWriter(path, table, footer.columns) as writer:
+        writer.write(table)
+        return writer.finish(footer)
+
+
+class PartWriter:
+    """Writes one part in sorted pieces. Leaving its block without `finish` leaves half a file behind."""
+
+    def __init__(self, path: Path, sample: pa.Table, columns: Sequence[ColumnDefinition]) -> None:
+        """`sample` has the columns of all pieces; its values decide how they are encoded."""
+        self._path = path
+        names = sample.column_names
+        self._columns = tuple(column for column in columns if file_column(column.name) in names)
+        self._rows = 0
+        options = {
+            "version": "2.6",
+            "compression": "zstd",
+            "compression_level": 3,
+            "write_statistics": True,
+            "write_page_index": True,
+            "data_page_size": PAGE_BYTES,
+            # Readers take the types from Parquet itself; a copy of the Arrow schema only costs bytes.
+            "store_schema": False,
+            "sorting_columns": _sorting(names, self._columns),
+            **_encodings(sample, self._columns),
+        }
+        with self._translated():
+            self._sink = pa.OSFile(str(path), "wb")
+            self._writer = pq.ParquetWriter(self._sink, sample.schema, **options)
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._translated():
+            try:
+                self._writer.close()
+            finally:
+                self._sink.close()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes so far."""
+        return int(self._sink.tell())
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows, as row groups of their own."""
+        with self._translated():
+            self._writer.write_table(table, row_group_size=_row_group_rows(table))
+        self._rows += table.num_rows
+
+    def finish(self, footer: PartFooter) -> Part:
+        """Write the footer; returns the part with its rows and bytes."""
+        with self._translated():
+            self._writer.add_key_value_metadata(_to_text(replace(footer, columns=self._columns)))
+            self._writer.close()
+            self._sink.close()
+            size_bytes = self._path.stat().st_size
+        return replace(footer.part, rows=self._rows, size_bytes=size_bytes)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DiskError("write", str(self._path), error) from error
+
+
+class PartReader:
+    """Reads one part in batches, without ever holding a whole row group of it decoded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.footer = read_footer(path)
+        with _damage_told(path):
+            self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the file."""
+        return self._file.schema_arrow
+
+    def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """All rows, at most `rows` at a time; raises FormatError when the file is damaged."""
+        with _damage_told(self.path):
+            yield from self._file.iter_batches(batch_size=rows, use_threads=False)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
 
 
 def read_footer(path: Path) -> PartFooter:
     """Read what the part at `path` says about itself; raises FormatError when it is damaged or not a part."""
-    try:
+    with _damage_told(path):
         size_bytes = path.stat().st_size
         metadata = pq.read_metadata(path)
-    except OSError as error:
-        # Damage comes as OSError without a number, too.
-        if error.errno is not None:
-            raise DiskError("read", str(path), error) from error
-        raise FormatError(str(path), 0, str(error)) from error
-    except pa.ArrowException as error:
-        raise FormatError(str(path), 0, str(error)) from error
     text = {key.decode(errors="replace"): value for key, value in (metadata.metadata or {}).items()}
     try:
         return _from_text(text, metadata.num_rows, size_bytes)
@@ -107,11 +174,48 @@ def read_footer(path: Path) -> PartFooter:
         raise FormatError(str(path), 0, f"footer entry {error} is missing or wrong") from error
 
 
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # Damage comes as OSError without a number, too.
+        if error.errno is not None:
+            raise DiskError("read", str(path), error) from error
+        raise FormatError(str(path), 0, str(error)) from error
+    except pa.ArrowException as error:
+        raise FormatError(str(path), 0, str(error)) from error
+
+
 def encode_parquet(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
     """Encode the answer of a query as one Parquet file in memory; an empty one keeps its schema."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches(batches, schema), sink, version="2.6", compression="zstd")
     return bytes(sink.getvalue())
+
+
+def decode_parquet(data: bytes) -> pa.Table:
+    """The rows of an answer that `encode_parquet` made."""
+    return pq.read_table(pa.BufferReader(data))
+
+
+class ParquetRows:
+    """A Parquet file of answers, one after the other: for people, no part."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.Table) -> None:
+        """Append rows; all tables have the same columns."""
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._sink, rows.schema, version="2.6", compression="zstd")
+        self._writer.write_table(rows)
+
+    def close(self) -> None:
+        """Write the footer."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _row_group_rows(table: pa.Table) -> int:

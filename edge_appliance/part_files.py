@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from edge_appliance.config_values import size_text, time_text
 from edge_appliance.core.parts import Part, part_key, part_name
 from edge_appliance.errors import QueryError, StoreError
 from edge_appliance.part_cache import PartCache
+from edge_appliance.read_gate import ReadGate
 from edge_appliance.spool import has_size
 from edge_appliance.store_port import Store
 
@@ -30,10 +31,11 @@ _LEAST_S: Final = 0.5
 class PartFiles:
     """Local files of parts. Thread-safe."""
 
-    def __init__(self, spool_dir: Path, store: Store, cache: PartCache) -> None:
+    def __init__(self, spool_dir: Path, store: Store, cache: PartCache, gate: ReadGate | None = None) -> None:
         self._spool_dir = spool_dir
         self._store = store
         self._cache = cache
+        self._gate = gate or ReadGate()
         self._fetchers: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
@@ -54,6 +56,10 @@ class PartFiles:
                 return self._cache.path(part)
         raise StoreError("open", part_key(part), "no whole local copy")
 
+    def reading(self) -> AbstractContextManager[None]:
+        """Whatever a view taken inside the block names is not deleted before its end."""
+        return self._gate.reading()
+
     @contextmanager
     def held(self, parts: Collection[Part], until_s: float, check: Callable[[], None]) -> Iterator[None]:
         """Local copies of `parts` until the block ends, fetched where there is none.
@@ -66,6 +72,10 @@ class PartFiles:
             if missing:
                 self._fetch_all(missing, until_s, check)
             yield
+
+    def is_only_local(self, part: Part) -> bool:
+        """Whether a copy that is not on this host cannot be fetched either."""
+        return self._store.directory is not None or not part.is_stored
 
     def close(self) -> None:
         """Start no fetch any more; those in work end with the store."""

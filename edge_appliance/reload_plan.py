@@ -30,7 +30,7 @@ LIVE: Final = frozenset(
 _BOUND_TO_BUFFER: Final = frozenset({"segment.max_bytes", "wal.max_bytes"})
 """Checked against memory.buffer_limit: when that waits for a restart, they wait with it."""
 
-_OTHER_NAMES: Final = {"mqtt.routes": "mqtt.route", "http.token": "http.token_file"}
+_OTHER_NAMES: Final = {"mqtt.routes": "mqtt.route", "http.token": "http.token_file", "maintain.databases": "database"}
 """Of fields that the loader fills in: the key a person would look for."""
 
 

@@ -43,9 +43,9 @@ class Reporter:
             await asyncio.sleep(TICK_S)
             self._metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
             self._station.beat()
-            tick += 1
-            if tick % STATUS_EVERY_TICKS == 0:
+            if tick % STATUS_EVERY_TICKS == 0:  # the first one soon, since a replay may be short
                 self._report()
+            tick += 1
             if tick % PROGRESS_EVERY_TICKS == 0 and self._health.phase is Phase.REPLAYING:
                 _log.info("%s", self._health.progress)
 

@@ -222,7 +222,7 @@ class SqlEngine:
         statement.memory.check()
 
     def _answer(self, statement: _Statement) -> QueryAnswer:
-        with self._translated(statement), ExitStack() as held:
+        with self._translated(statement), self._part_files.reading(), ExitStack() as held:
             needs, columns = self._needs(statement)
             view = self._source.view(statement.database, list(needs)) if needs else {}
             workshop = df.SessionContext(self._config(statement.bounds), self._runtime)
@@ -303,7 +303,8 @@ class SqlEngine:
 
         Adds the rows of its sources to `rows`.
         """
-        plan = plan_table(view, need.bounds)
+        shown = need.bounds.common(Interval(view.visible_from_ns, MAX_NS))
+        plan = plan_table(view, shown)
         number = len(rows)
         sources = Sources(f"alone{number}", f"shared{number}", f"hot{number}")
         rows[sources.alone] = sum(part.rows for part in plan.alone)
@@ -321,7 +322,7 @@ class SqlEngine:
         hot = hot_partitions(plan, columns, need.columns, statement.bounds.batch_rows)
         rows[sources.hot] = sum(batch.num_rows for half in hot for batch in half)
         workshop.register_record_batches(sources.hot, hot)
-        return workshop.sql(table_sql(plan, columns, need.columns, need.bounds, sources)).into_view()
+        return workshop.sql(table_sql(plan, columns, need.columns, shown, sources, view.visible_from_ns)).into_view()
 
     # Running
 

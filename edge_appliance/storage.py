@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Sequence
 
-from edge_appliance import durable
+from edge_appliance import durable, host
 from edge_appliance.buffer import Buffer
 from edge_appliance.catalog import Catalog
 from edge_appliance.config import Config
 from edge_appliance.config_store import StoreSection
+from edge_appliance.core.maintenance import MergePolicy
+from edge_appliance.core.parts import Part
+from edge_appliance.core.upload_queue import UploadSettings
 from edge_appliance.errors import PathError
 from edge_appliance.health import Health
+from edge_appliance.maintain import Maintainer
+from edge_appliance.merger import Merger
 from edge_appliance.metrics import Metrics
 from edge_appliance.part_cache import PartCache
 from edge_appliance.part_files import PartFiles
+from edge_appliance.part_trash import PartTrash
 from edge_appliance.paths import Paths
+from edge_appliance.read_gate import ReadGate
+from edge_appliance.retire import Retirer, visible_from
 from edge_appliance.store import open_store
 from edge_appliance.store_port import Store
-from edge_appliance.upload import Uploader, UploadSettings
+from edge_appliance.trusted_clock import TrustedClock
+from edge_appliance.upload import Uploader
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +58,8 @@ class Storage:
         health: Health,
         metrics: Metrics,
     ) -> None:
-        cache = PartCache(paths.cache, config.store.keep_local_bytes, metrics)
-        self.files = PartFiles(paths.spool, store, cache)
+        cache, gate = PartCache(paths.cache, config.store.keep_local_bytes, metrics), ReadGate()
+        self.files = PartFiles(paths.spool, store, cache, gate)
         self.uploader = Uploader(
             store,
             paths.spool,
@@ -65,8 +76,51 @@ class Storage:
             ),
             catalog.state.node,
         )
+        trash = PartTrash(store, paths.spool, cache, catalog, gate, metrics)
+        maintain, databases = config.maintain, config.maintain.databases
+        is_trusted = maintain.clock == "trusted"
+        clock = TrustedClock(lambda: is_trusted or host.is_clock_synchronised())
+        buffer.visible_from = functools.partial(visible_from, databases, clock)
+        self._maintainer = Maintainer(
+            maintain.period_s,
+            Merger(
+                MergePolicy(
+                    target_bytes=maintain.merge_target_bytes,
+                    closed_after_ns=int(maintain.closed_after_s * 1e9),
+                    stored=maintain.merge_stored,
+                ),
+                paths.spool,
+                self.files,
+                catalog,
+                buffer,
+                self.uploader,
+                trash,
+                health,
+                metrics,
+                min_free_bytes=config.wal.min_free_bytes,
+            ),
+            Retirer(databases, clock, self.files, catalog, buffer, self.uploader, trash, health, metrics),
+            trash,
+            # A log that is not read yet may have rows of any rank.
+            is_allowed=lambda: "replay" not in health.degraded,
+        )
+
+    def start(self) -> None:
+        """Begin to send and to maintain, once the log is replayed."""
+        self.uploader.start()
+        self._maintainer.start()
+
+    def plan(self) -> dict[str, object]:
+        """What the next run of maintenance would do, as plain data."""
+        return self._maintainer.plan()
+
+    def take(self, parts: Sequence[Part]) -> None:
+        """Parts are committed and shown."""
+        self.uploader.submit(parts)
+        self._maintainer.poke()
 
     def close(self) -> None:
-        """Stop sending and fetching; parts on their way are sent again after the next start."""
+        """Stop sending, fetching and merging; parts on their way are sent again after the next start."""
+        self._maintainer.close()
         self.uploader.close()
         self.files.close()

@@ -18,14 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from edge_appliance.catalog import Catalog
 from edge_appliance.config_values import size_text
 from edge_appliance.core.catalog_state import part_identity
 from edge_appliance.core.pace import Pace
-from edge_appliance.core.parts import Part, part_key, part_name, set_key
-from edge_appliance.core.upload_queue import UploadQueue
+from edge_appliance.core.parts import Part, part_key, part_name
+from edge_appliance.core.upload_queue import UploadQueue, UploadSettings
 from edge_appliance.errors import EdgeError, StoreError
 from edge_appliance.health import Health, duration_text
 from edge_appliance.metrics import Metrics
@@ -40,7 +40,6 @@ MARKS_AT_ONCE: Final = 64
 """Parts marked by one transaction of the catalog, which is one sync."""
 MARK_DELAY_S: Final = 1.0
 """How long a part that the store has may wait for others before it is marked; a kill in between sends it again."""
-FIRST_PAUSE_S: Final = 1.0
 LOG_PERIOD_S: Final = 60.0
 """An outage is one line a minute at most."""
 BACK_SHARE: Final = 0.95
@@ -55,17 +54,6 @@ class PartOwner(Protocol):
 
     def drop_parts(self, parts: Sequence[Part]) -> None:
         """Show `parts` no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class UploadSettings:
-    """How parts leave, and what may wait for it."""
-
-    uploads: int = 2
-    max_bandwidth_bytes: int = 0
-    spool_max_bytes: int = 4 * 2**30
-    policy: Literal["stop-ack", "drop-oldest"] = "stop-ack"
-    first_pause_s: float = FIRST_PAUSE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +117,26 @@ class Uploader:
             self._queue.add(part for part in parts if part_identity(part) not in self._in_flight)
             self._changed.notify_all()
         self._count()
+
+    def withdraw(self, parts: Sequence[Part]) -> list[Part] | None:
+        """Take `parts` off the queue, all or none: None when one of them is not in it, such as when it is on its way.
+
+        Returns those that the store may have all the same, because they were tried before.
+        """
+        with self._changed:
+            if not all(part in self._queue for part in parts):
+                return None
+            tried = [part for part in parts if self._queue.was_tried(part) or part_identity(part) in self._known]
+            for part in parts:
+                self._queue.remove(part)
+            self._changed.notify_all()
+        return tried
+
+    @property
+    def is_store_away(self) -> bool:
+        """Whether the store does not take parts right now."""
+        with self._changed:
+            return self._queue.failing_since_s is not None
 
     def lack(self) -> str:
         """Why nothing may be acknowledged, in words; empty while the spool has room."""
@@ -324,17 +332,7 @@ class Uploader:
     def _droppable(self) -> list[Part]:
         """The oldest waiting parts, whole part sets, that must go for the spool to fit; none is on its way."""
         excess_bytes = self._spool_bytes - self._settings.spool_max_bytes
-        slices: dict[object, list[Part]] = {}
-        for part in self._queue.parts:
-            slices.setdefault(set_key(part), []).append(part)
-        going: list[Part] = []
-        for parts in slices.values():
-            if excess_bytes <= 0:
-                break
-            if len(parts) == parts[0].slices:
-                going += parts
-                excess_bytes -= sum(part.size_bytes for part in parts)
-        return going
+        return self._queue.oldest(excess_bytes, self._catalog.state.gone)
 
     def _drop_beyond_limit(self) -> None:
         """Give up the oldest parts: out of the catalog first, so that no query misses a file."""

@@ -34,6 +34,9 @@ class PartLocator(Protocol):
     def open_path(self, part: Part) -> Path:
         """Path of an existing local copy; raises StoreError when there is none."""
 
+    def reading(self) -> AbstractContextManager[None]:
+        """Whatever a view taken inside the block names is not deleted before its end."""
+
     def held(self, parts: Collection[Part], until_s: float, check: Callable[[], None]) -> AbstractContextManager[None]:
         """Local copies of `parts` until the block ends; raises QueryError when some cannot be had until `until_s`.
 

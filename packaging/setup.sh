@@ -16,11 +16,18 @@ can_make_environments() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null
 }
 
+can_compile() {
+    local headers
+    headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))') || return
+    command -v cc >/dev/null && [ -e "$headers/Python.h" ]
+}
+
 missing_packages() {
     command -v mosquitto >/dev/null || echo mosquitto
     command -v mosquitto_pub >/dev/null || echo mosquitto-clients
     command -v "$python" >/dev/null || echo python3
     can_make_environments || echo python3-venv
+    can_compile || printf '%s\n' gcc libc6-dev python3-dev # for the compiled kernel
     local program
     for program in "$@"; do
         command -v "${program%%:*}" >/dev/null || echo "${program##*:}"

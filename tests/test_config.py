@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from edge_appliance import config, host
 from edge_appliance.config_files import locate
+from edge_appliance.config_maintain import DATABASE_KEYS
 from edge_appliance.config_values import (
     Secret,
     parse_duration_ns,
@@ -601,16 +602,17 @@ def test_sample_file_shows_every_key_with_its_default(load):
     full = re.sub(r"(?m)^#(?=[a-z\[])", "", text)
     settings = load(full)
     mqtt = msgspec.structs.replace(settings.mqtt, tls=None)
-    assert config.describe(msgspec.structs.replace(settings, mqtt=mqtt, files=())) == config.describe(
-        msgspec.structs.replace(load(""), files=())
-    )
+    maintain = msgspec.structs.replace(settings.maintain, databases=())
+    assert config.describe(
+        msgspec.structs.replace(settings, mqtt=mqtt, maintain=maintain, files=())
+    ) == config.describe(msgspec.structs.replace(load(""), files=()))
     shown = {(*path[:-1], path[-1]) for path in locate(full)}
-    sections = {
-        name: (name,) for name in ("node", "memory", "segment", "wal", "persist", "store", "query", "http", "log")
-    }
     types = {field.name: field.type for field in msgspec.structs.fields(config.Config)}
+    sections = {name: (name,) for name, type_ in types.items() if hasattr(type_, "__struct_fields__")}
+    del sections["mqtt"]
     expected = {(*at, key.name) for name, at in sections.items() for key in config.section_keys(types[name]).values()}
     expected |= {("mqtt", key.name) for key in config.section_keys(config.MqttSection).values()}
     expected |= {("mqtt", "tls", key.name) for key in config.section_keys(config.TlsSection).values()}
     expected |= {("mqtt", "route", 0, key.name) for key in config.ROUTE_KEYS.values()}
+    expected |= {("database", 0, key.name) for key in DATABASE_KEYS.values()}
     assert expected <= shown

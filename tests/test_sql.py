@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,6 +131,10 @@ class World:
         if not path.exists():
             raise StoreError("open", part_name(part), "no whole local copy")
         return path
+
+    def reading(self):
+        """Nothing is deleted here."""
+        return nullcontext()
 
     def held(self, parts, until_s, check):
         """All parts are local."""
@@ -269,6 +273,18 @@ def expected_rows(oracle: dict) -> list[tuple]:
 def unordered(rows) -> list:
     """Rows in an order of their own, for comparing."""
     return sorted(rows, key=repr)
+
+
+def test_rows_beyond_retention_are_not_shown(world: World) -> None:
+    """What has had its time is not seen, in parts and in memory, contested or not; one ns later it is."""
+    random_world(world, 3)
+    engine = world.engine()
+    times = sorted(row[0] for row in rows_of(engine.run("plant", "SELECT time FROM pump")))
+    for cut_ns in (times[len(times) // 2], times[-1], times[-1] + 1):
+        world.tables["pump"] = replace(world.tables["pump"], visible_from_ns=cut_ns)
+        shown = sorted(row[0] for row in rows_of(engine.run("plant", "SELECT time FROM pump")))
+        assert shown == [time for time in times if time >= cut_ns]
+        assert rows_of(engine.run("plant", "SELECT count(*) FROM pump")) == [(len(shown),)]
 
 
 SEEDS = range(8)

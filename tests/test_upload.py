@@ -15,12 +15,13 @@ import pytest
 from edge_appliance import durable
 from edge_appliance.catalog import Catalog
 from edge_appliance.core.parts import Part, part_key, part_name
+from edge_appliance.core.upload_queue import UploadSettings
 from edge_appliance.errors import CatalogError
 from edge_appliance.health import Health
 from edge_appliance.metrics import Metrics
 from edge_appliance.part_cache import PartCache
 from edge_appliance.store_directory import DirectoryStore
-from edge_appliance.upload import Uploader, UploadSettings
+from edge_appliance.upload import Uploader
 
 DEADLINE_S = 20.0
 

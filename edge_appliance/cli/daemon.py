@@ -33,9 +33,15 @@ class Daemon:
         """Return the answer to a POST of `body` as JSON, whatever its status."""
         return self._request("POST", path, json.dumps(body).encode(), timeout_s)
 
-    def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
+    def post_lines(self, path: str, lines: bytes, *, timeout_s: float) -> http.client.HTTPResponse:
+        """Return the answer to a POST of line protocol, whatever its status."""
+        return self._request("POST", path, lines, timeout_s, "text/plain")
+
+    def _request(
+        self, method: str, path: str, body: bytes | None, timeout_s: float, content: str = "application/json"
+    ) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._host, self._settings.port, timeout=CONNECT_TIMEOUT_S)
-        headers = {"Content-Type": "application/json"} if body is not None else {}
+        headers = {"Content-Type": content} if body is not None else {}
         if self._settings.token is not None:
             headers["Authorization"] = f"Bearer {self._settings.token.reveal()}"
         try:

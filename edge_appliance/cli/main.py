@@ -20,13 +20,24 @@ from edge_appliance.errors import EdgeError
 COMMANDS: Final = {
     "run": "take data in, keep it and serve it until stopped",
     "reload": "have the running daemon take over a changed configuration",
+    "doctor": "try all that the service depends on, and say what to mend",
     "check-config": "check the configuration and name every fault",
+    "show-config": "show settings with the file and line they come from",
     "query": "ask the running daemon with SQL",
     "status": "show how the running daemon is doing",
     "wal": "inspect or verify files of the write-ahead log",
+    "import": "write line protocol from a file, through the running daemon",
+    "export": "write a time range to Parquet, CSV or line protocol",
+    "parts": "list the Parquet files that count",
+    "merge": "show which parts would be merged next",
+    "retention": "show which dates would be deleted next",
     "rejects": "list rejected lines with their reasons",
+    "support-bundle": "write one file with what helps others to help, without secrets",
     "version": "show the version",
 }
+
+_OTHER_MODULES: Final = {"import": "import_lines"}
+"""Of commands whose name cannot be that of a module."""
 
 
 class Command(Protocol):
@@ -83,7 +94,8 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 
 def load(name: str) -> Command:
     """Return the module of a command."""
-    return cast("Command", importlib.import_module(f"edge_appliance.cli.{name.replace('-', '_')}"))
+    module = _OTHER_MODULES.get(name, name.replace("-", "_"))
+    return cast("Command", importlib.import_module(f"edge_appliance.cli.{module}"))
 
 
 def parser_of(name: str, command: Command) -> argparse.ArgumentParser:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -15,21 +17,41 @@ from edge_appliance.config_values import size_text
 from edge_appliance.health import duration_text
 from edge_appliance.metrics import PREFIX
 
-EXAMPLES = "  edge-appliance status\n  edge-appliance status --json | jq .metrics.edge_appliance_buffer_bytes"
+EXAMPLES = """\
+  edge-appliance status
+  edge-appliance status --watch
+  edge-appliance status --json | jq .metrics.edge_appliance_buffer_bytes"""
 
 _TIMEOUT_S: Final = 10.0
+_WATCH_S: Final = 2.0
+_CLEAR: Final = "\033[H\033[2J"
+"""What empties a terminal; elsewhere the accounts follow each other."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_config_option(parser)
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
+    parser.add_argument("--watch", action="store_true", help="show it anew every two seconds, until Ctrl-C")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Ask for the status and print it; a daemon that is still replaying answers, too."""
-    settings = config.load(arguments.config, purpose="ask")
-    daemon = Daemon(settings.http)
+    daemon = Daemon(config.load(arguments.config, purpose="ask").http)
+    if not arguments.watch:
+        print(account(daemon, is_json=arguments.json))
+        return Exit.OK
+    while True:
+        try:
+            text = account(daemon, is_json=arguments.json)
+        except CommandError as error:  # it is being restarted, perhaps
+            text = str(error)
+        print(f"{_CLEAR if sys.stdout.isatty() else ''}{text}", flush=True)
+        time.sleep(_WATCH_S)
+
+
+def account(daemon: Daemon, *, is_json: bool) -> str:
+    """Return the daemon's account of itself."""
     with daemon.get("/api/v1/status", timeout_s=_TIMEOUT_S) as response:
         if response.status not in (http.client.OK, http.client.SERVICE_UNAVAILABLE):
             raise refusal(response)
@@ -39,14 +61,11 @@ def execute(arguments: argparse.Namespace) -> int:
             raise CommandError(Exit.FAILED, f"{daemon.address} does not answer like edge-appliance") from error
     if not isinstance(status, dict) or "phase" not in status:
         raise CommandError(Exit.FAILED, f"{daemon.address} does not answer like edge-appliance")
-    if arguments.json:
-        print(json.dumps(status, indent=2, ensure_ascii=False))
-        return Exit.OK
+    if is_json:
+        return json.dumps(status, indent=2, ensure_ascii=False)
     rows = list(lines(status))
     width = max(len(name) for name, _ in rows)
-    for name, text in rows:
-        print(f"{name:<{width}}  {text}")
-    return Exit.OK
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
 _SOON_S: Final = 3_600

@@ -58,6 +58,8 @@ class CatalogState:
     """By sequence: what replay leaves out of the files that are still there."""
     prefixes: Mapping[int, int] = field(default_factory=dict)
     """By segment: the sequence up to which a replay that ran out of memory has put everything into parts."""
+    gone_by_key: Mapping[PartKey, Part] = field(default_factory=dict)
+    """Parts that are not listed any more, and whose object in the store is still to be deleted."""
 
     @property
     def definitions(self) -> list[TableDefinition]:
@@ -72,6 +74,11 @@ class CatalogState:
         """All live parts."""
         return list(self.parts_by_key.values())
 
+    @property
+    def gone(self) -> list[Part]:
+        """Parts whose object in the store is still to be deleted."""
+        return list(self.gone_by_key.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -84,6 +91,10 @@ class Change:
     """Not listed any more; applied before `parts`."""
     stored: Collection[PartKey] = ()
     """The store has them; what is not listed stays unlisted."""
+    gone: Collection[Part] = ()
+    """Of the removed ones those that the store has, or may have."""
+    deleted: Collection[PartKey] = ()
+    """The store has them no more."""
     persisted: Collection[int] = ()
     forgotten: Collection[int] = ()
     filters: tuple[str, ...] | None = None
@@ -118,6 +129,9 @@ def apply(state: CatalogState, change: Change) -> CatalogState:
         parts.pop(key, None)
     parts |= {part_identity(part): part for part in change.parts}
     parts |= {key: replace(parts[key], is_stored=True) for key in change.stored if key in parts}
+    gone = {**state.gone_by_key, **{part_identity(part): part for part in change.gone}}
+    for key in change.deleted:
+        gone.pop(key, None)
     persisted = state.persisted_segments.union(change.persisted).difference(change.forgotten)
     return replace(
         state,
@@ -137,6 +151,7 @@ def apply(state: CatalogState, change: Change) -> CatalogState:
         prefixes={
             id_: end for id_, end in {**state.prefixes, **change.prefixes}.items() if id_ not in change.forgotten
         },
+        gone_by_key=gone,
     )
 
 

@@ -8,7 +8,8 @@ cdef struct Entry:
     PyObject* value         # owned
     void* writer            # of the value's table, which the value keeps alive
     uint32_t number
-    uint32_t key_bytes      # they follow
+    uint32_t collisions     # of a head: its tags that beat one of the route
+    size_t key_bytes        # they follow
 
 cdef struct Slot:
     uint32_t tag            # of the hash
@@ -153,7 +154,8 @@ cdef class Index:
         entry.value = <PyObject*>value
         entry.writer = NULL
         entry.number = 0
-        entry.key_bytes = <uint32_t>key_bytes
+        entry.collisions = 0
+        entry.key_bytes = key_bytes
         memcpy(<char*>entry + sizeof(Entry), key, key_bytes)
         self.used_bytes += wanted_bytes
         self.count += 1

@@ -267,8 +267,13 @@ cdef class LineReader:
     cdef int _read_number_or_bool(self, Field* field, const char* start) except -1:
         cdef const char* key = self.line + field.key_at
         cdef const char* key_end = self.line + field.key_end
-        cdef const char* at = self._word_end(start, COMMA | EQUALS | TAB | SPACE)
         cdef int form
+        cdef const char* at = read_short_number(start, self.end, &form, &field.bits) if start < self.end else NULL
+        if at != NULL:
+            field.form = form
+            field.value_end = at - self.line
+            return 1
+        at = self._word_end(start, COMMA | EQUALS | TAB | SPACE)
         if at == NULL:
             return 0
         if at == start:

@@ -158,6 +158,7 @@ cdef class LineAppender(Errors):
         cdef int found = self._resolve(writer, &conflict)
         cdef int64_t time_ns = self.arrival_ns
         cdef uint32_t ref = entry.number
+        cdef uint32_t collisions = entry.collisions
         cdef PyObject* head = entry.value   # borrowed: what adds heads comes last
         if (found & ODD or reader.end - reader.line > self.harmless_bytes) and not self.is_replay:
             fault = name_fault(reader, (<object>head).tag_names, False, self.limits)
@@ -172,8 +173,7 @@ cdef class LineAppender(Errors):
             return self._reject_conflict(writer, number, lead, conflict)
         if found & NEW_NAMES:
             return self._append_names(<object>head, number, lead, time_ns)
-        if self.place.route_tags:
-            self.collisions += (<object>head).collisions
+        self.collisions += collisions
         writer.put_row(ref, time_ns, reader)
         if writer.touched_in != self.call:
             writer.touched_in = self.call
@@ -191,6 +191,7 @@ cdef class LineAppender(Errors):
                 buffer.writer = TailWriter(buffer)
             entry.writer = <void*>buffer.writer
             entry.number = head.ref
+            entry.collisions = head.collisions
         writer = <TailWriter>entry.writer
         if not writer.is_bound:
             writer.bind()
@@ -383,6 +384,8 @@ cdef class LineAppender(Errors):
         """Reject a line for a field that does not fit its column."""
         cdef LineReader reader = self.reader
         cdef Field* field = &reader.fields[conflict]
+        if self._counts_only(Reason.TAG_FIELD_COLLISION if field.column == IS_TAG else Reason.TYPE_CONFLICT):
+            return 0
         name = unescaped(reader.line + field.key_at, field.key_end - field.key_at, KEY_ESCAPES).decode()
         table = (<object>writer.buffer).schema.name
         verdict = check_kind(KINDS[field.form], field_value(field, reader.line), writer.kinds[name])

@@ -21,11 +21,50 @@ for _power in range(1, 23):
 cdef enum:
     EXACT_DIGITS = 19           # as many always fit into 64 bits
     HARMLESS_DIGITS = 18        # as many always fit with a sign
+    SHORT_DIGITS = 15           # as many are always below 2**53
     SHORT_WORD_BYTES = 64
 
 
 cdef inline bint is_digit(char byte) noexcept nogil:
     return <unsigned char>(byte - c"0") < 10
+
+
+cdef const char* read_short_number(const char* at, const char* end, int* form, uint64_t* bits) noexcept nogil:
+    """Read a number of few digits that ends where a field does; where that is, or NULL for any other word.
+
+    Nearly every value is one. `read_word` gives the same for it, after another look for its end.
+    """
+    cdef bint is_negative = at[0] == c"-"
+    cdef const char* start
+    cdef const char* point = NULL
+    cdef uint64_t digits = 0
+    cdef Py_ssize_t count
+    cdef double value
+    at += is_negative
+    start = at
+    while at < end:
+        if is_digit(at[0]):
+            digits = digits * 10 + <uint64_t>(at[0] - c"0")
+        elif at[0] == c"." and point == NULL:
+            point = at
+        else:
+            break
+        at += 1
+    count = at - start - (point != NULL)
+    if count < 1 or count > SHORT_DIGITS:
+        return NULL
+    if at == end or at[0] == c"," or at[0] == c" ":
+        value = <double>digits / POWERS_OF_TEN[at - point - 1 if point != NULL else 0]
+        if is_negative:
+            value = -value
+        memcpy(bits, &value, 8)
+        form[0] = KIND_FLOAT
+        return at
+    if point != NULL or at[0] != c"i" or (at + 1 < end and at[1] != c"," and at[1] != c" "):
+        return NULL
+    bits[0] = 0 - digits if is_negative else digits
+    form[0] = KIND_INT
+    return at + 1
 
 
 cdef int read_word(const char* word, Py_ssize_t length, uint64_t* bits) except -1:

@@ -27,6 +27,11 @@ def head_text(table: str, tags: Tags) -> str:
     return table.translate(_MEASUREMENT) + "".join(pairs)
 
 
+def field_text(name: str, kind: Kind, value: float | int | bool | str) -> str:
+    """A field of a line."""
+    return f"{name.translate(_NAME)}={value_text(kind, value)}"
+
+
 def value_text(kind: Kind, value: float | int | bool | str) -> str:
     """A field value as a line states it."""
     match kind:

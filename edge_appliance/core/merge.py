@@ -252,7 +252,7 @@ def _slice(
     place = tags.place.take(arrival["s"])
     order = by_time.take(_order_by(place.take(by_time)))
     series, time = arrival["s"].take(order), arrival["t"].take(order)
-    ends = _key_ends(place.take(order), time)
+    ends = key_ends(place.take(order), time)
     if ends is not None:
         series, time = series.take(ends), time.take(ends)
     arrays, names = _time_columns(time), ["time", "time_ns"]
@@ -262,7 +262,7 @@ def _slice(
     for column in fields:
         written = arrival.get(f"f{column.name}")
         if written is not None and written.null_count < len(written):
-            arrays.append(_last_written(written, order, ends).cast(STORED_TYPES[column.kind]))
+            arrays.append(last_written(written, order, ends).cast(STORED_TYPES[column.kind]))
             names.append(file_column(column.name))
     low_high = pc.min_max(time)
     return Slice(date, number, count, pa.table(arrays, names=names), low_high["min"].as_py(), low_high["max"].as_py())
@@ -272,7 +272,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _key_ends(place: pa.Int32Array, time: pa.Int64Array) -> pa.UInt64Array | None:
+def key_ends(place: pa.Int32Array, time: pa.Int64Array) -> pa.UInt64Array | None:
     """Position of the last row of each key, over rows sorted by key; None when no key occurs twice."""
     later = pc.not_equal(place.slice(1), place.slice(0, len(place) - 1))
     later = pc.or_(later, pc.not_equal(time.slice(1), time.slice(0, len(time) - 1)))
@@ -281,7 +281,7 @@ def _key_ends(place: pa.Int32Array, time: pa.Int64Array) -> pa.UInt64Array | Non
     return pc.indices_nonzero(pa.concat_arrays([later, pa.array([True])]))
 
 
-def _last_written(written: pa.Array, order: pa.UInt64Array, ends: pa.UInt64Array | None) -> pa.Array:
+def last_written(written: pa.Array, order: pa.UInt64Array, ends: pa.UInt64Array | None) -> pa.Array:
     """A field by key: the value written last, over rows in order of arrival."""
     if ends is None:
         return written.take(order)

@@ -213,9 +213,14 @@ class Sources(NamedTuple):
 
 
 def table_sql(
-    plan: TablePlan, columns: Sequence[ColumnDefinition], needed: Container[str], bounds: Interval, sources: Sources
+    plan: TablePlan,
+    columns: Sequence[ColumnDefinition],
+    needed: Container[str],
+    bounds: Interval,
+    sources: Sources,
+    visible_from_ns: int = MIN_NS,
 ) -> str:
-    """The table as a query over its sources, each key once.
+    """The table as a query over its sources, each key once, without rows before `visible_from_ns`.
 
     Columns that are not needed are there as nulls, so that they cost nothing.
     """
@@ -240,7 +245,8 @@ def table_sql(
         branches.append(f"SELECT {_names(shown)} FROM {sources.hot}")
     if contested:
         branches.append(f"SELECT {_names(shown)} FROM ({_last_write_wins(carried, ' UNION ALL '.join(contested))})")
-    return f"SELECT {_select_list(columns, needed)} FROM ({' UNION ALL '.join(branches)})"
+    text = f"SELECT {_select_list(columns, needed)} FROM ({' UNION ALL '.join(branches)})"
+    return text if visible_from_ns == MIN_NS else f"{text} WHERE {_range(visible_from_ns, MAX_NS, _TIME_NS)}"
 
 
 def _last_write_wins(columns: Sequence[ColumnDefinition], rows: str) -> str:

@@ -7,15 +7,28 @@ the store: then everything waits, and the first success ends all pauses, so that
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from edge_appliance.core.catalog_state import PartKey, part_identity
-from edge_appliance.core.parts import Part, age
+from edge_appliance.core.parts import Part, PartSetKey, age, set_key
 
 LONGEST_PAUSE_S: Final = 15.0
 """A try begins with a look, which costs next to nothing, and whoever waits longer drains later."""
 FAILURES_MAX: Final = 3
 """Failures in a row after which the store itself is taken to be the reason."""
+FIRST_PAUSE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class UploadSettings:
+    """How parts leave, and what may wait for it."""
+
+    uploads: int = 2
+    max_bandwidth_bytes: int = 0
+    spool_max_bytes: int = 4 * 2**30
+    policy: Literal["stop-ack", "drop-oldest"] = "stop-ack"
+    first_pause_s: float = FIRST_PAUSE_S
 
 
 class UploadQueue:
@@ -41,6 +54,27 @@ class UploadQueue:
         if self._order is None:
             self._order = sorted(self._waiting.values(), key=age)
         return self._order
+
+    def __contains__(self, part: Part) -> bool:
+        return part_identity(part) in self._waiting
+
+    def oldest(self, least_bytes: int, replaced: Iterable[Part]) -> list[Part]:
+        """The oldest part sets of at least so many bytes, of which every slice waits.
+
+        One that took the place of `replaced` parts is left out: the store still has these, and deletes them for it.
+        """
+        held = {(part.database, part.table, part.date) for part in replaced}
+        slices: dict[PartSetKey, list[Part]] = {}
+        for part in self.parts:
+            slices.setdefault(set_key(part), []).append(part)
+        found: list[Part] = []
+        for key, parts in slices.items():
+            if least_bytes <= 0:
+                break
+            if len(parts) == parts[0].slices and (key.database, key.table, key.date) not in held:
+                found += parts
+                least_bytes -= sum(part.size_bytes for part in parts)
+        return found
 
     def add(self, parts: Iterable[Part]) -> None:
         """Let `parts` wait."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from edge_appliance.core.columns import RowSet
 from edge_appliance.core.delivery import ColumnDefinition
+from edge_appliance.core.interval import MIN_NS
 from edge_appliance.core.parts import Part
 
 
@@ -25,6 +26,8 @@ class TableView:
     parts: tuple[Part, ...]
     leases: tuple[object, ...] = field(default=(), compare=False, repr=False)
     """Whoever holds the view holds these: its rows count as memory in use until then."""
+    visible_from_ns: int = MIN_NS
+    """Older rows have had their time: they are not shown, wherever they still are."""
 
 
 View = Mapping[str, TableView]

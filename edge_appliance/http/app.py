@@ -3,6 +3,7 @@
     /ping /health                                   open
     /ready /metrics /api/v1/status                  probes.py
     /write /api/v2/write /api/v3/write_lp           write.py
+    /api/v1/tables /parts /maintenance              inventory.py
     /api/v3/query_sql /query /api/v2/query          query.py
 
 Every request is counted, every rejected one is one line in the journal, without its query string: it may hold a
@@ -23,6 +24,7 @@ from aiohttp.typedefs import Handler, Middleware
 from edge_appliance.errors import PathError
 from edge_appliance.http.answers import REFUSAL, one_line, refuse
 from edge_appliance.http.dependencies import HttpDependencies
+from edge_appliance.http.inventory import Inventory
 from edge_appliance.http.probes import Probes
 from edge_appliance.http.query import Queries
 from edge_appliance.http.tokens import is_allowed
@@ -49,6 +51,10 @@ def build_app(dependencies: HttpDependencies) -> web.Application:
     router.add_get("/ready", probes.ready)
     router.add_get("/metrics", probes.metrics)
     router.add_get("/api/v1/status", probes.status)
+    inventory = Inventory(dependencies, workers)
+    router.add_get("/api/v1/tables", inventory.tables)
+    router.add_get("/api/v1/parts", inventory.parts)
+    router.add_get("/api/v1/maintenance", inventory.maintenance)
     for path in WRITE_PATHS:
         router.add_post(path, writes.handle)
     for method in ("GET", "POST"):

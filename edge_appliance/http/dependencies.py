@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from edge_appliance.core.delivery import ArrivalClock, Delivery
+from edge_appliance.core.delivery import ArrivalClock, ColumnDefinition, Delivery
+from edge_appliance.core.parts import Part
 from edge_appliance.health import Health
 from edge_appliance.metrics import Metrics
 
@@ -102,5 +103,10 @@ class HttpDependencies:
     """What clients must show; None switches authentication off."""
     status_details: Callable[[], Mapping[str, object]] = _no_details
     """Further facts for `status`, such as the budgets; plain values only."""
+    table_names: Callable[[str], Sequence[str]] = lambda database: ()
+    columns: Callable[[str, str], Sequence[ColumnDefinition] | None] = lambda database, table: None
+    parts: Callable[[], Sequence[Part]] = tuple
+    maintenance: Callable[[], Mapping[str, object]] = _no_details
+    """What the next run would do, as plain data; called in a worker thread, as `parts` is."""
     limits: HttpLimits = HttpLimits()
     now_ns: Callable[[], int] = time.time_ns

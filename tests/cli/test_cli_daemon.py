@@ -329,3 +329,21 @@ def test_status_of_something_else(daemon, ask, capsys, body):
     daemon.answer = (200, body)
     assert ask("status") == 1
     assert "does not answer like edge-appliance" in capsys.readouterr().err
+
+
+def test_status_watch_outlives_a_restart(daemon, ask, capsys, monkeypatch):
+    """Watching goes on while the daemon is away, and ends with Ctrl-C."""
+    status = json.dumps({"phase": "running", "status": "running", "metrics": {}}).encode()
+    answers = [(200, status), (404, b"gone"), (200, status)]
+
+    def sleep(_):
+        if not answers:
+            raise KeyboardInterrupt
+        daemon.answer = answers.pop(0)
+
+    monkeypatch.setattr("edge_appliance.cli.status.time.sleep", sleep)
+    daemon.answer = answers.pop(0)
+    assert ask("status", "--watch") == 130
+    shown = capsys.readouterr().out
+    assert (shown.count("state "), shown.count("gone")) == (2, 1)
+    assert "\033" not in shown

@@ -120,3 +120,12 @@ def test_want_of_memory_is_an_error_and_leaves_no_trace():
     program = [sys.executable, str(Path(support.__path__[0]) / "without_memory.py")]
     found = subprocess.run(program, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "the same\n"), found.stderr
+
+
+@pytest.mark.parametrize(
+    "bad", [b"p v=", b"p,a=b v=t", b"p,a=b a=1", b"_edge v=1", b"p v=1,v=2", b"p v=1 x", b"p,a=b v=nan", b"q\\ v=1"]
+)
+def test_many_rejected_lines_are_counted_by_reason(bad):
+    """Beyond the first thousand of a delivery, whatever is wrong with them, as in the reference."""
+    payload = b"p,a=b v=1 5\n" + b"\n".join([bad] * 1_003 + [b"p v=", b"m"])
+    assert differences(Script([[Write(payload, ORIGINS[0])]])) == []

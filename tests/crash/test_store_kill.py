@@ -1,4 +1,4 @@
-"""SIGKILL while parts go to object storage over a faulty network: each row is in the bucket once, and none is missing.
+"""SIGKILL while parts go to S3 over a faulty network and merge there: each row is in the bucket once, none is lost.
 
 EDGE_CRASH_KILLS says how often (`make crash N=1000`), EDGE_CRASH_SEED repeats the moments of an earlier run.
 """
@@ -39,6 +39,7 @@ def daemon(tmp_path: Path, port: int, **store: object) -> ApplianceProcess:
         "store": store_keys(tmp_path, port, prefix=tmp_path.name, **{"retries": 1, "timeout": "2s", **store}),
         "segment": {"max_bytes": "64KiB", "max_age": "1s"},
         "wal": {"min_free": "1MiB", "group_delay": "5ms"},
+        "maintain": {"period": "100ms", "merge_stored": "all", "closed_after": "0s"},
     }
     return ApplianceProcess(tmp_path / "appliance", mqtt_port=free_port(), settings=settings)
 
@@ -46,13 +47,22 @@ def daemon(tmp_path: Path, port: int, **store: object) -> ApplianceProcess:
 def is_drained(appliance: ApplianceProcess) -> bool:
     """Whether the store has everything, and nothing is in memory any more."""
     metrics = appliance.metrics()
-    return metrics['parts{state="spooled"}'] == 0 and metrics["buffer_bytes"] == 0
+    return metrics['parts{state="spooled"}'] == metrics["buffer_bytes"] == metrics["gone_parts"] == 0
+
+
+def is_settled(appliance: ApplianceProcess) -> bool:
+    """Whether it is drained and stays so for a while, without another merge."""
+    merges = appliance.metric("merges_total")
+    if not is_drained(appliance):
+        return False
+    time.sleep(0.7)
+    return is_drained(appliance) and appliance.metric("merges_total") == merges
 
 
 def wait_drained(appliance: ApplianceProcess) -> None:
     """Wait until an outsider would find everything in the store."""
     wait_until(lambda: appliance.metric("buffer_bytes") == 0, "all rows are persisted", 30, 0.1)
-    wait_until(lambda: is_drained(appliance), "the store has everything", 60, 0.1)
+    wait_until(lambda: is_settled(appliance), "the store has everything", 60, 0.1)
 
 
 def assert_bucket_holds(seaweed: SeaweedFS, tmp_path: Path, writer: HttpWriter) -> int:
@@ -74,7 +84,7 @@ def test_kills_during_uploads_lose_and_double_nothing(tmp_path: Path, seaweed: S
     moments = random.Random(SEED)
     with FaultProxy(seaweed.port) as proxy, daemon(tmp_path, proxy.port) as appliance:
         writer = HttpWriter(appliance, Lines())
-        uploaded = 0.0
+        uploaded = merges = 0.0
         with Repeating(writer.step, "writer"):
             for _ in range(KILLS):
                 appliance.start()
@@ -82,6 +92,7 @@ def test_kills_during_uploads_lose_and_double_nothing(tmp_path: Path, seaweed: S
                     proxy.become(moments.choice(FAULTS))
                     time.sleep(moments.uniform(0.05, 0.7))
                 uploaded += appliance.metric("uploaded_parts_total")
+                merges += appliance.metric("merges_total")
                 appliance.kill()
         proxy.become("none")
         appliance.start()
@@ -89,6 +100,7 @@ def test_kills_during_uploads_lose_and_double_nothing(tmp_path: Path, seaweed: S
         check(appliance, lambda: writer.books.acked, lambda: writer.books.sent)
         assert appliance.metric("wal_damaged_records_total") == 0
         assert appliance.stop() == 0
+        assert merges, "no kill hit a time of merges: the test shows nothing"
         assert uploaded, "no kill hit a time of uploads: the test shows nothing"
         files = assert_bucket_holds(seaweed, tmp_path, writer)
         print(f"{len(writer.books.acked):,} rows in {files} files, {proxy.dropped_answers} answers lost")

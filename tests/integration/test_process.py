@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 WATCHDOG_S = 0.6
 STOP_S = 10.0
-BATCHES, BATCH_LINES = 36, 50_000
+BATCHES, BATCH_LINES = 10, 20_000
 TIME_NS = 1_700_000_000_000_000_000
 ENDPOINTS = ("/ping", "/health", "/ready", "/metrics", "/api/v1/status", "/nothing", "/query?q=SHOW+DATABASES")
 FORMATS = ("json", "jsonl", "csv", "pretty", "parquet")
@@ -84,11 +84,11 @@ def watched_by(manager: Manager, **variables: str) -> list[str]:
 
 
 def fill_log(appliance: ApplianceProcess) -> None:
-    """Leave a log behind whose replay takes a second or more."""
+    """Leave a log behind whose replay takes a few seconds: each line is of a new series."""
     appliance.start()
     for batch in range(BATCHES):
         times = range(TIME_NS + batch * BATCH_LINES, TIME_NS + (batch + 1) * BATCH_LINES)
-        appliance.write(b"\n".join(b"m,t=t%d v=1 %d" % (time_ns % 50, time_ns) for time_ns in times))
+        appliance.write(b"\n".join(b"m,t=t%d v=1 %d" % (time_ns, time_ns) for time_ns in times))
     appliance.kill()
 
 
@@ -217,7 +217,8 @@ def test_write_caught_by_a_stop_is_refused_at_once(tmp_path: Path) -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         appliance.start()
-        write = pool.submit(appliance.write, b"m v=1")
+        appliance.write(b"m v=1")  # the next one waits a quarter of the delay
+        write = pool.submit(appliance.write, b"m v=2")
         wait_until(lambda: appliance.metric("inbox_bytes") > 0, "the write waits for its group", 5, pause_s=0.005)
         assert appliance.stop(4.0) == 0
         with pytest.raises(RefusedError) as refused:

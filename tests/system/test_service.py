@@ -210,6 +210,16 @@ def test_nothing_is_imported_after_ready(machine: Machine) -> None:
     assert "Traceback" not in machine.messages()
 
 
+def test_doctor_run_by_root_leaves_nothing_behind(machine: Machine) -> None:
+    """On a sound system nothing fails, and no file of root's is in the state afterwards."""
+    publish_rows(machine, "sound", 3)
+    done = machine.run("edge-appliance", "doctor")
+    assert "pass  service: answers on 127.0.0.1:8181" in done.stdout
+    assert "pass  broker: 127.0.0.1:1883 takes the login" in done.stdout
+    assert "pass  store: " in done.stdout
+    assert machine.output("find", f"/{STATE}", "!", "-user", "edge-appliance") == ""
+
+
 def test_missing_directories_are_made_again(machine: Machine) -> None:
     """State and runtime directories that are gone are no reason not to start."""
     machine.run("systemctl", "stop", "edge-appliance")
