@@ -17,6 +17,7 @@
 #   make deb RELEASE=trixie ARCH=arm64      another one (as root; COMPRESSION=gzip is quick and larger)
 #   make test-system            installs that package under a real systemd, in containers (as root)
 #   make test-system RELEASES="bookworm trixie"   on both releases of Debian
+#   make test-arm64             builds the arm64 package, and runs it emulated, with pages of 4 and 16 KiB (as root)
 #   make lock                   pins the packages it brings along anew, to what is published today
 
 PYTHON ?= python3
@@ -24,7 +25,7 @@ BIN := .venv/bin
 N ?= 1000
 RELEASES ?= bookworm
 
-.PHONY: run test bench lint crash soak readers stores stories fuzz sanitize deb lock test-system setup
+.PHONY: run test bench lint crash soak readers stores stories fuzz sanitize deb lock test-system test-arm64 setup
 
 run: setup
 	@exec $(BIN)/python packaging/demo/demo.py
@@ -75,6 +76,10 @@ test-system:
 	@PYTHON='$(PYTHON)' packaging/setup.sh systemd-nspawn:systemd-container debootstrap lintian
 	@for release in $(RELEASES); do COMPRESSION=$${COMPRESSION:-gzip} packaging/deb/build.sh --release $$release || exit 1; done
 	EDGE_SYSTEM_RELEASES='$(RELEASES)' $(BIN)/pytest -rs -m system tests/system $(ARGS)
+
+test-arm64: setup
+	@COMPRESSION=gzip packaging/deb/build.sh --release bookworm --arch arm64
+	tests/arm64/smoke.sh "$$(ls -t dist/edge-appliance_*~deb12u*_arm64.deb | head -n 1)"
 
 lock: setup
 	$(BIN)/python packaging/deb/wheels.py lock

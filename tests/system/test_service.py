@@ -1,5 +1,7 @@
 """The service under systemd: from boot to Parquet, and what it does when something fails."""
 
+import os
+
 import pytest
 from machine import Machine, wait
 from ports import wait_until
@@ -9,7 +11,9 @@ pytestmark = pytest.mark.system
 STATE = "var/lib/edge-appliance"
 T0 = 1_790_000_000
 PERSIST_SOON = '[segment]\nmax_age = "1s"\n'
-CODE_CONFIGURATION = "78"
+IDLE_S = 20.0
+MAX_IDLE_CPU = 0.005
+MAX_IDLE_BYTES = 130 << 20
 
 
 def publish_rows(machine: Machine, table: str, count: int) -> None:
@@ -159,6 +163,23 @@ def test_reload_of_faults(machine: Machine) -> None:
     assert (machine.main_pid(), machine.is_active()) == (before, True)
     machine.run("rm", "/etc/edge-appliance/conf.d/bad.toml")  # our own commands would name it, too
     publish_rows(machine, "unharmed", 3)
+
+
+def test_idle_costs_little(machine: Machine) -> None:
+    """With nothing to do it takes next to no CPU, stays within its memory, and says nothing."""
+
+    def cpu_s() -> float:
+        fields = machine.output("cat", f"/proc/{machine.main_pid()}/stat").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    wait_until(lambda: machine.metric("broker_connected") == 1, "it has connected")
+    wait(2)
+    lines, before_s = len(machine.journal()), cpu_s()
+    wait(IDLE_S)
+    used_s = cpu_s() - before_s
+    assert len(machine.journal()) == lines
+    assert used_s / IDLE_S <= MAX_IDLE_CPU
+    assert machine.metric("resident_memory_bytes") <= MAX_IDLE_BYTES
 
 
 def test_stop_is_quick_and_the_next_start_has_everything(machine: Machine) -> None:
