@@ -80,8 +80,7 @@ def check(appliance: ApplianceProcess, acked: Callable[[], set[int]], sent: Call
 
 def _read(appliance: ApplianceProcess, table: str) -> list[int]:
     """Numbers of all rows of a table, after a look at their values; empty when there is no such table."""
-    known = appliance.query(f"SELECT table_name FROM information_schema.tables WHERE table_name = '{table}'")
-    if not known:
+    if not _ask(appliance, f"SELECT table_name FROM information_schema.tables WHERE table_name = '{table}'").num_rows:
         return []
     columns = "id, v, s, time" if table == "timed" else "id, v"
     rows = _ask(appliance, f"SELECT {columns} FROM {table}")
