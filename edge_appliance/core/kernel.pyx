@@ -62,9 +62,6 @@ cdef extern from "Python.h":
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void*) nogil
 
-cdef extern from "strings.h" nogil:
-    int strncasecmp(const char*, const char*, size_t)
-
 cdef int64_t ROW_COST = ROW_BYTES
 cdef int64_t VALUE_COST = VALUE_BYTES
 cdef int64_t STRING_COST = STRING_OVERHEAD_BYTES

@@ -20,7 +20,6 @@ cdef str NUL_TEXT = "a NUL byte stands inside the line"
 cdef str NON_FINITE_TEXT = "every field of the line is nan or inf"
 
 cdef int64_t MOST_EXACT = 1LL << 53     # up to here every integer is a float
-cdef int64_t NO_LIMIT = 1LL << 62
 
 
 cdef struct LineAhead:

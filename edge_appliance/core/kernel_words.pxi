@@ -106,8 +106,17 @@ cdef bint is_no_value(const char* word, Py_ssize_t length) noexcept nogil:
         word += 1
         length -= 1
     if length == 3:
-        return not strncasecmp(word, b"nan", 3) or not strncasecmp(word, b"inf", 3)
-    return length == 8 and not strncasecmp(word, b"infinity", 8)
+        return is_word(word, b"nan", 3) or is_word(word, b"inf", 3)
+    return length == 8 and is_word(word, b"infinity", 8)
+
+
+cdef bint is_word(const char* word, const char* lower, Py_ssize_t length) noexcept nogil:
+    """Whether a text is the word `lower` of small letters, in any case of ASCII, whatever the locale."""
+    cdef Py_ssize_t at
+    for at in range(length):
+        if (word[at] | 0x20) != lower[at]:
+            return False
+    return True
 
 
 cdef int read_integer(const char* word, Py_ssize_t length, int kind, uint64_t* bits) noexcept nogil:
