@@ -1,5 +1,7 @@
 """Parse and append: kinds and limits of tables, groups, rollback, and the way back through the log."""
 
+import subprocess
+import sys
 import zlib
 from array import array
 
@@ -392,3 +394,14 @@ def test_column_of_a_delivery_that_was_taken_back_is_defined_anew(again):
         replayed.commit()
     assert replayed.rows() == harness.rows()
     assert replayed.schema.definitions() == harness.schema.definitions()
+
+
+def test_without_the_compiled_kernel_the_reference_runs():
+    """A machine without a compiler gets the same, slower, and says so."""
+    code = (
+        "import sys; sys.modules['edge_appliance.core.kernel'] = None\n"
+        "from edge_appliance.core import append, append_reference\n"
+        "print(append.KERNEL, append.Appender is append_reference.Appender)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "reference True\n"
