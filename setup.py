@@ -27,10 +27,11 @@ else:
             depends=[str(path) for path in sorted(Path().glob(included))] if included else [],
             extra_compile_args=flags,
             extra_link_args=flags if SANITIZE else [],
-            optional=True,
         )
         for name, (source, included) in sources.items()
     ]
     kernel = cythonize(extensions, quiet=True)
+    for extension in kernel:
+        extension.optional = True  # Cython's copies do not keep it
 
 setup(ext_modules=kernel)
