@@ -17,6 +17,7 @@ from edge_appliance.core.upload_queue import UploadSettings
 from edge_appliance.errors import PathError
 from edge_appliance.health import Health
 from edge_appliance.maintain import Maintainer
+from edge_appliance.manifests import Manifests
 from edge_appliance.merger import Merger
 from edge_appliance.metrics import Metrics
 from edge_appliance.part_cache import PartCache
@@ -60,6 +61,7 @@ class Storage:
     ) -> None:
         cache, gate = PartCache(paths.cache, config.store.keep_local_bytes, metrics), ReadGate()
         self.files = PartFiles(paths.spool, store, cache, gate)
+        manifests = Manifests(store, paths.spool, catalog)
         self.uploader = Uploader(
             store,
             paths.spool,
@@ -75,6 +77,7 @@ class Storage:
                 policy=config.spool.policy,
             ),
             catalog.state.node,
+            before_mark=manifests.write,
         )
         trash = PartTrash(store, paths.spool, cache, catalog, gate, metrics)
         maintain, databases = config.maintain, config.maintain.databases
@@ -101,8 +104,9 @@ class Storage:
             ),
             Retirer(databases, clock, self.files, catalog, buffer, self.uploader, trash, health, metrics),
             trash,
-            # A log that is not read yet may have rows of any rank.
-            is_allowed=lambda: "replay" not in health.degraded,
+            snapshot=manifests.snapshot,
+            # A log that is not read yet may have rows of any rank; a catalog made anew may lack parts.
+            is_allowed=lambda: not {"replay", "catalog"} & health.degraded.keys(),
         )
 
     def start(self) -> None:
