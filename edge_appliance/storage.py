@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from edge_appliance import durable, host
 from edge_appliance.buffer import Buffer
@@ -33,6 +34,9 @@ from edge_appliance.upload import Uploader
 
 _log = logging.getLogger(__name__)
 
+CACHE_RESERVE: Final = 2
+"""Free disk at which copies of stored parts go, as a multiple of wal.min_free. Merges stop next, then intake."""
+
 
 def reach_store(settings: StoreSection, health: Health) -> Store:
     """Open the store, and say at once when its directory cannot be used; parts wait in the spool then."""
@@ -59,7 +63,8 @@ class Storage:
         health: Health,
         metrics: Metrics,
     ) -> None:
-        cache, gate = PartCache(paths.cache, config.store.keep_local_bytes, metrics), ReadGate()
+        reserve_bytes = CACHE_RESERVE * config.wal.min_free_bytes
+        cache, gate = PartCache(paths.cache, config.store.keep_local_bytes, metrics, reserve_bytes), ReadGate()
         self.files = PartFiles(paths.spool, store, cache, gate)
         manifests = Manifests(store, paths.spool, catalog)
         self.uploader = Uploader(

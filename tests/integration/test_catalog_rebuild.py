@@ -38,8 +38,8 @@ def appliance(tmp_path: Path, seaweed: SeaweedFS) -> Iterator[ApplianceProcess]:
     }
     with ApplianceProcess(tmp_path / "appliance", mqtt_port=free_port(), settings=settings) as process:
         process.start()
-        for n in range(7):
-            process.write(f"cpu,host=h{n % 2} v={n}i {BASE_NS + n}\nfew,host=a v={n}u {BASE_NS + n // 6}".encode())
+        for n in range(5):
+            process.write(f"cpu,host=h{n % 2} v={n}i {BASE_NS + n}\nfew,host=a v={n}u {BASE_NS + n // 4}".encode())
             wait_until(lambda: process.metric("buffer_bytes") == 0, "the rows are persisted", pause_s=0.05)
         wait_until(lambda: process.metric("merges_total") >= 2, "parts are merged")
         wait_until(lambda: process.metrics()['parts{state="spooled"}'] == 0, "the store has all parts")
