@@ -44,7 +44,7 @@ lint: setup
 	$(BIN)/mypy
 
 crash: setup
-	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py tests/crash/test_store_kill.py $(ARGS)
+	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py tests/crash/test_store_kill.py tests/crash/test_maintain_kill.py $(ARGS)
 
 readers: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'polars>=1,<3' 'pandas>=2,<4' $(if $(SPARK),'pyspark>=4,<5')

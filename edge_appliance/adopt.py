@@ -15,10 +15,11 @@ from edge_appliance import durable
 from edge_appliance.catalog_file import catalog_files, copy_path, new_incarnation, read_catalog, write_catalog
 from edge_appliance.core.catalog_state import CatalogState, part_identity, with_definitions
 from edge_appliance.core.delivery import TableDefinition
-from edge_appliance.core.parts import encode_name, surviving
+from edge_appliance.core.parts import encode_name, replaced_by, surviving
 from edge_appliance.errors import CatalogError, DiskError, FormatError
 from edge_appliance.parquet_file import PartFooter, read_footer
 from edge_appliance.quarantine import Quarantine
+from edge_appliance.remote_parts import RemoteParts
 from edge_appliance.store_port import Store
 
 _log = logging.getLogger(__name__)
@@ -47,13 +48,20 @@ def adopt(base: CatalogState, found: FoundParts, incarnations: Collection[str] =
     parts = {part_identity(part): part for part in base.parts}
     parts |= {part_identity(footer.part): footer.part for footer in found.spooled}
     parts |= {part_identity(footer.part): replace(footer.part, is_stored=True) for footer in stored}
+    parts = {key: part for key, part in parts.items() if key not in base.gone_by_key}
+    kept = surviving(parts.values())
+    # What a merge replaced and a kill left in the store goes there, too: outsiders would see its rows twice.
+    listed = set(map(part_identity, kept))
+    left = [part for key, part in parts.items() if part.is_stored and key not in listed]
+    merged = [p for p in left if replaced_by((k for k in kept if k.incarnation == p.incarnation), [p])]
     footers = [*found.spooled, *stored]
     definitions = [TableDefinition(f.part.database, f.part.table, f.columns) for f in footers]
     return replace(
         base,
         generation=max([base.generation, *(footer.generation for footer in footers)]) + 1,
         tables=with_definitions(base.tables, definitions),
-        parts_by_key={part_identity(part): part for part in surviving(parts.values())},
+        parts_by_key={part_identity(part): part for part in kept},
+        gone_by_key={**base.gone_by_key, **{part_identity(part): part for part in merged}},
         max_segment_id=max([base.max_segment_id, *(footer.segments[1] for footer in footers)]),
         max_sequence=max([base.max_sequence, *(footer.part.rank_hi for footer in footers)]),
     )
@@ -67,16 +75,26 @@ def rebuild_catalog(
     store: Store | None,
     quarantine_dir: Path,
     incarnations: Collection[str] = (),
+    remote: RemoteParts | None = None,
 ) -> CatalogState:
     """Replace the catalog at `path`, which nobody may have open, by one that lists the parts found on disk.
 
-    The old one is the base while it is readable, else its last copy, else nothing. Its files and the
-    spool's unreadable parts are kept in `quarantine_dir`. Repeating it after a crash in the middle ends the same.
+    The old one is the base while it is readable, else its last copy, else nothing. Its files and the spool's
+    unreadable parts are kept in `quarantine_dir`. `remote` is what was found in object storage. Repeating it after a
+    crash in the middle ends the same.
     """
     base = _readable(path) or _readable(copy_path(path)) or CatalogState(node, new_incarnation())
     if base.node != node:
         base = replace(base, node=node, incarnation=new_incarnation())
     found = find_parts(spool_dir, store, node)
+    if remote is not None:
+        found = replace(found, stored=remote.footers)
+        base = replace(
+            base,
+            tables=with_definitions(base.tables, remote.definitions),
+            max_segment_id=max(base.max_segment_id, remote.max_segment_id),
+            max_sequence=max(base.max_sequence, remote.max_sequence),
+        )
     state = adopt(base, found, incarnations)
     durable.make_directory(quarantine_dir)
     for file in [file for file in catalog_files(path) if file.exists()]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from edge_appliance.errors import EdgeError
+from edge_appliance.errors import EdgeError, StoreError
 from edge_appliance.merger import Merger
 from edge_appliance.part_trash import PartTrash
 from edge_appliance.retire import Retirer
@@ -42,12 +42,15 @@ class Maintainer:
         retirer: Retirer,
         trash: PartTrash,
         *,
+        snapshot: Callable[[], None] = lambda: None,
         is_allowed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._period_s = period_s
         self._merger = merger
         self._retirer = retirer
         self._trash = trash
+        self._snapshot = snapshot
+        """Brings what the store knows of tables up to date."""
         self._is_allowed = is_allowed
         """Whether the list of parts is known to be complete: else nothing is merged or deleted."""
         self._changed = threading.Condition()
@@ -95,6 +98,8 @@ class Maintainer:
         """One run."""
         if not self._is_allowed():
             return
+        with suppress(StoreError):  # it is away, which the uploader says; once it is back it is tried again
+            self._snapshot()
         self._retirer.run()
         self._merger.run(time.time_ns(), self._check)
         self._trash.sweep(self._check)

@@ -30,17 +30,19 @@ _SUFFIX: Final = ".parquet"
 class PartCache:
     """The cache directory. Thread-safe."""
 
-    def __init__(self, directory: Path, limit_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, directory: Path, limit_bytes: int, metrics: Metrics, reserve_bytes: int = 0) -> None:
+        """With less than `reserve_bytes` free on the disk, copies go although their budget is not used up."""
         self._directory = directory
         self._metrics = metrics
         self.limit_bytes = limit_bytes
+        self._reserve_bytes = reserve_bytes
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         """Sizes by name, the least recently used first."""
         self._held = Counter[str]()
         self._fetching: dict[str, threading.Lock] = {}
         self._find_files()
-        self._trim()
+        self.trim()
 
     def _find_files(self) -> None:
         found = []
@@ -87,13 +89,13 @@ class PartCache:
             with self._lock:
                 self._held.subtract(names)
                 self._held = +self._held
-            self._trim()
+            self.trim()
 
     def take(self, spooled: Path, part: Part) -> None:
         """Move the spool's copy here; it goes at once when there is no room."""
         spooled.replace(self.path(part))
         self._enter(part_name(part), part.size_bytes)
-        self._trim()
+        self.trim()
 
     def drop(self, part: Part) -> None:
         """The part is gone for good."""
@@ -133,17 +135,20 @@ class PartCache:
         self._enter(final.name, part.size_bytes)
         self._metrics.fetched_parts.add()
         self._metrics.fetched_bytes.add(part.size_bytes)
-        self._trim()
+        self.trim()
 
     def _enter(self, name: str, size_bytes: int) -> None:
         with self._lock:
             self._sizes.pop(name, None)
             self._sizes[name] = size_bytes
 
-    def _trim(self) -> None:
-        """Delete copies beyond the budget, except held ones."""
+    def trim(self) -> None:
+        """Delete copies beyond the budget, or that the disk has no room for, except held ones."""
+        lacking_bytes = 0
+        with suppress(DiskError):
+            lacking_bytes = self._reserve_bytes - durable.free_bytes(self._directory)
         with self._lock:
-            excess_bytes = sum(self._sizes.values()) - self.limit_bytes
+            excess_bytes = max(sum(self._sizes.values()) - self.limit_bytes, lacking_bytes)
             going = []
             for name, size_bytes in self._sizes.items():
                 if excess_bytes <= 0:

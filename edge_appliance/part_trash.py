@@ -58,6 +58,7 @@ class PartTrash:
 
     def sweep(self, check: Callable[[], None] = lambda: None) -> None:
         """Delete whatever may go now. An error of the store leaves the rest for the next time."""
+        self._cache.trim()
         while self._pinned and self._gate.is_over(self._pinned[0][0]):
             _, parts = self._pinned.pop(0)
             for part in parts:

@@ -30,6 +30,8 @@ class Paths:
         self.dead_letters = root / "dead_letters"
         self.quarantine = root / "quarantine"
         self.catalog = root / "catalog.db"
+        self.incomplete = root / "catalog.incomplete"
+        """There while the catalog may lack parts that are in object storage; it holds their incarnations."""
 
     def create(self) -> None:
         """Create what is missing; raises PathError."""

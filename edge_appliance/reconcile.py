@@ -38,11 +38,23 @@ def open_catalog(paths: Paths, store: Store, node: str, health: Health) -> Catal
             incarnations={header.incarnation for header in headers},
         )
         health.degrade("catalog", f"{reason}; made anew from the parts on disk, history may be incomplete")
+        if store.directory is None:
+            paths.incomplete.write_text(" ".join(incarnations_known(paths)))
         catalog = Catalog.open(paths.catalog, node=node)
+    if paths.incomplete.exists():
+        health.degrade(
+            "catalog", "made anew without a look at the store: nothing is merged or deleted until 'catalog rebuild'"
+        )
     for name in clean_spool(paths.spool, catalog.state.parts, is_trusted=not reason):
         _log.info("%s in the spool was left by a crash and is deleted: its rows are in the log", name)
     _report_missing(catalog, paths, store, health)
     return catalog
+
+
+def incarnations_known(paths: Paths) -> set[str]:
+    """Incarnations that the log's files name, or did when the catalog was lost: their parts are of one history."""
+    noted = paths.incomplete.read_text().split() if paths.incomplete.exists() else ()
+    return {header.incarnation for header in _log_headers(paths)}.union(noted)
 
 
 def _try_open(paths: Paths, store: Store, node: str, headers: Sequence[FileHeader]) -> tuple[Catalog | None, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from edge_appliance import durable, host
 from edge_appliance.buffer import Buffer
@@ -17,6 +18,7 @@ from edge_appliance.core.upload_queue import UploadSettings
 from edge_appliance.errors import PathError
 from edge_appliance.health import Health
 from edge_appliance.maintain import Maintainer
+from edge_appliance.manifests import Manifests
 from edge_appliance.merger import Merger
 from edge_appliance.metrics import Metrics
 from edge_appliance.part_cache import PartCache
@@ -31,6 +33,9 @@ from edge_appliance.trusted_clock import TrustedClock
 from edge_appliance.upload import Uploader
 
 _log = logging.getLogger(__name__)
+
+CACHE_RESERVE: Final = 2
+"""Free disk at which copies of stored parts go, as a multiple of wal.min_free. Merges stop next, then intake."""
 
 
 def reach_store(settings: StoreSection, health: Health) -> Store:
@@ -58,8 +63,10 @@ class Storage:
         health: Health,
         metrics: Metrics,
     ) -> None:
-        cache, gate = PartCache(paths.cache, config.store.keep_local_bytes, metrics), ReadGate()
+        reserve_bytes = CACHE_RESERVE * config.wal.min_free_bytes
+        cache, gate = PartCache(paths.cache, config.store.keep_local_bytes, metrics, reserve_bytes), ReadGate()
         self.files = PartFiles(paths.spool, store, cache, gate)
+        manifests = Manifests(store, paths.spool, catalog)
         self.uploader = Uploader(
             store,
             paths.spool,
@@ -75,6 +82,7 @@ class Storage:
                 policy=config.spool.policy,
             ),
             catalog.state.node,
+            before_mark=manifests.write,
         )
         trash = PartTrash(store, paths.spool, cache, catalog, gate, metrics)
         maintain, databases = config.maintain, config.maintain.databases
@@ -101,8 +109,9 @@ class Storage:
             ),
             Retirer(databases, clock, self.files, catalog, buffer, self.uploader, trash, health, metrics),
             trash,
-            # A log that is not read yet may have rows of any rank.
-            is_allowed=lambda: "replay" not in health.degraded,
+            snapshot=manifests.snapshot,
+            # A log that is not read yet may have rows of any rank; a catalog made anew may lack parts.
+            is_allowed=lambda: not {"replay", "catalog"} & health.degraded.keys(),
         )
 
     def start(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -78,7 +78,9 @@ class Uploader:
         metrics: Metrics,
         settings: UploadSettings,
         node: str,
+        before_mark: Callable[[Sequence[Part]], None] = lambda parts: None,
     ) -> None:
+        self._before_mark = before_mark
         self._store = store
         self._prober = Prober(store, node, health)
         self._spool_dir = spool_dir
@@ -258,6 +260,7 @@ class Uploader:
             parts = list(self._unmarked) if is_due else []
         if not parts:
             return
+        self._before_mark(parts)
         self._catalog.mark_stored(parts).result()
         for part in parts:
             self._buffer.replace_part(part, replace(part, is_stored=True))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edge_appliance import durable
 from edge_appliance.core.parts import Part, part_key, part_name
 from edge_appliance.errors import StoreError
 from edge_appliance.metrics import Metrics
@@ -136,3 +138,23 @@ def test_damaged_copy_is_fetched_again(tmp_path: Path, store: CountingStore) -> 
     cache.fetch(make_part(1), store, 5)
     assert cache.has(make_part(1))
     assert store.fetches == 2
+
+
+def test_full_disk_takes_copies_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less free than the reserve the oldest copies go, as many as it takes, and no held one."""
+    cache = PartCache(tmp_path / "cache", 1_000, Metrics(), reserve_bytes=500)
+    parts = [replace(make_part(rank), size_bytes=100) for rank in range(4)]
+    free = [10_000]
+    monkeypatch.setattr(durable, "free_bytes", lambda path: free[0] - cache.size_bytes)
+    for part in parts:
+        spooled = tmp_path / "spooled"
+        spooled.write_bytes(bytes(100))
+        cache.take(spooled, part)
+    assert cache.size_bytes == 400
+    free[0] = 750
+    with cache.held(parts[:1]):
+        cache.trim()
+        assert [cache.has(part) for part in parts] == [True, False, False, True]
+    free[0] = 10_000
+    cache.trim()
+    assert cache.size_bytes == 200

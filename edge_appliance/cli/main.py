@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "parts": "list the Parquet files that count",
     "merge": "show which parts would be merged next",
     "retention": "show which dates would be deleted next",
+    "catalog": "make a lost catalog anew from footers, store and log",
     "rejects": "list rejected lines with their reasons",
     "support-bundle": "write one file with what helps others to help, without secrets",
     "version": "show the version",

@@ -15,7 +15,16 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from edge_appliance.core.delivery import TableKey
-from edge_appliance.core.parts import DAY_NS, EPOCH_ORDINAL, DateKey, Part, PartSetKey, complete_sets, utc_date
+from edge_appliance.core.parts import (
+    DAY_NS,
+    EPOCH_ORDINAL,
+    DateKey,
+    Part,
+    PartSetKey,
+    complete_sets,
+    replaced_by,
+    utc_date,
+)
 
 StoredPolicy = Literal["closed", "all", "never"]
 """Which parts that the store has already may be merged: those of closed dates, all, or none."""
@@ -292,15 +301,6 @@ def deletable(gone: Iterable[Part], live: Iterable[Part]) -> list[Part]:
 
     One that was merged stays until the store has all of what it became: until then it is all that the store has.
     """
-    waiting: dict[DateKey, list[Part]] = defaultdict(list)
-    for part in live:
-        if not part.is_stored:
-            waiting[part.database, part.table, part.date].append(part)
-    return [
-        part
-        for part in gone
-        if not any(
-            other.rank_lo <= part.rank_lo and part.rank_hi <= other.rank_hi
-            for other in waiting[part.database, part.table, part.date]
-        )
-    ]
+    gone = list(gone)
+    kept = set(replaced_by((part for part in live if not part.is_stored), gone))
+    return [part for part in gone if part not in kept]

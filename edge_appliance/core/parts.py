@@ -158,6 +158,21 @@ def surviving(parts: Iterable[Part]) -> list[Part]:
     return sorted(kept, key=age)
 
 
+def replaced_by(parts: Iterable[Part], old: Iterable[Part]) -> list[Part]:
+    """Of `old` parts those whose ranks one of `parts` carries: they were merged into it."""
+    outer: dict[DateKey, list[Part]] = defaultdict(list)
+    for part in parts:
+        outer[part.database, part.table, part.date].append(part)
+    return [
+        part
+        for part in old
+        if any(
+            other.rank_lo <= part.rank_lo and part.rank_hi <= other.rank_hi
+            for other in outer[part.database, part.table, part.date]
+        )
+    ]
+
+
 def _contains(outer: PartSetKey, inner: PartSetKey) -> bool:
     """Whether `outer` is a wider set of the same writer: ranks of another incarnation say nothing."""
     if (outer.node, outer.incarnation) != (inner.node, inner.incarnation) or outer == inner:

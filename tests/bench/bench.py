@@ -22,6 +22,7 @@ from bench_daemon import latency, replay, start_of_commands  # noqa: E402
 from bench_drain import hundred_lines, single_lines  # noqa: E402
 from bench_http import http_writes, log_size  # noqa: E402
 from bench_memory import memory  # noqa: E402
+from bench_outage import outage  # noqa: E402
 from bench_persist import persist  # noqa: E402
 from bench_rejects import rejects  # noqa: E402
 from bench_results import compare, host_facts, save  # noqa: E402
@@ -40,6 +41,7 @@ BENCHES: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "log": ("size of the log", log_size),
     "replay": ("replay of the log", replay),
     "persist": ("persist, and size of the parts", persist),
+    "outage": ("an object store that is away, and how fast the spool drains", outage),
     "memory": ("resident memory", memory),
     "view": ("cost of queries to the ingest", views),
     "latency": ("publish to visible", latency),
