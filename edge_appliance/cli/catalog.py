@@ -18,7 +18,7 @@ from edge_appliance.reconcile import incarnations_known
 from edge_appliance.remote_parts import find_remote_parts
 from edge_appliance.store import open_store
 
-EXAMPLES = "  systemctl stop edge-appliance && edge-appliance catalog rebuild && systemctl start edge-appliance"
+EXAMPLES = "  edge-appliance catalog rebuild    # between systemctl stop edge-appliance and start"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
