@@ -4,6 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+.venv/bin/python -c 'import Cython, setuptools' 2>/dev/null \
+    || .venv/bin/python -m pip install --quiet --disable-pip-version-check 'setuptools>=65' 'cython>=3.1,<4'
 built=build/sanitized
 rm -rf "$built"
 EDGE_APPLIANCE_SANITIZE=address,undefined .venv/bin/python setup.py --quiet build \
