@@ -20,8 +20,9 @@ MAX_FILTER_BYTES: Final = 65_535
 """Longest string of the protocol: its length is sent in two bytes."""
 
 MAX_CACHED_TOPICS: Final = 10_000
-"""Topics whose origin is remembered. At the cap all are forgotten at once: a client that invents topics
-costs a lookup each, and no memory."""
+MAX_CACHED_BYTES: Final = 1 << 22
+"""Topics whose origin is remembered, and their length together. At the cap all are forgotten at once: a client that
+invents topics costs a lookup each, and no memory."""
 
 _SHARE: Final = "$share"
 
@@ -153,6 +154,7 @@ class RouteTable:
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self._origins: dict[str, Origin | None] = {}
+        self._cached_bytes = 0
 
     @property
     def filters(self) -> list[tuple[str, int]]:
@@ -168,8 +170,10 @@ class RouteTable:
             return self._origins[topic]
         except KeyError:
             pass
-        if len(self._origins) >= MAX_CACHED_TOPICS:
+        self._cached_bytes += len(topic)
+        if len(self._origins) >= MAX_CACHED_TOPICS or self._cached_bytes > MAX_CACHED_BYTES:
             self._origins.clear()
+            self._cached_bytes = len(topic)
         origin = self._origins[topic] = self._find(topic)
         return origin
 

@@ -175,6 +175,14 @@ def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(routes._origins) <= 3
 
 
+def test_cache_of_long_topics_is_bounded() -> None:
+    """A topic may have 64 KiB: of such ones fewer are remembered."""
+    routes = table("a/{x}")
+    for number in range(200):
+        assert routes.match(f"a/{number:060000}") is not None
+        assert sum(map(len, routes._origins)) <= route_module.MAX_CACHED_BYTES
+
+
 def test_filters_are_distinct_with_the_highest_qos() -> None:
     """Templates with the same filter are subscribed once, with the best protection one of them asks for."""
     routes = RouteTable(
