@@ -49,7 +49,6 @@ from edge_appliance.core.wal_record import GroupRecord, LoggedEntry, LoggedGroup
 
 MAX_TARGETS: Final = 64
 """Shapes of lines for which a tail remembers the columns; lines of further ones are judged each time."""
-MAX_CONTEXTS: Final = 10_000
 MAX_HEADS_PER_SERIES: Final = 4
 """Spellings of a series that are remembered on average; further ones are parsed each time."""
 
@@ -75,6 +74,7 @@ class Appender:
         """Append all good lines of `deliveries` beyond the mark; `keys` are their delivery keys, one each."""
         group = GroupAppend()
         entries: list[LoggedEntry] = []
+        segment.limit_origins()
         savepoint = self.schema.savepoint
         known = len(segment.tables)
         for delivery, key in zip(deliveries, keys, strict=True):
@@ -107,7 +107,8 @@ class Appender:
             context = Context(
                 origin.precision, 0, origin.tags, heads, self.limits, origin.min_time_ns, shapes=self._shapes
             )
-            found = _keep_context(segment, origin, context, heads)
+            found = segment.keep_context(origin, context, heads)
+            segment.origin_bytes += len(origin.label_prefix)
         context = found[0]
         context.arrival_ns = delivery.arrival_ns
         if origin.max_future_ns is not None:
@@ -289,10 +290,11 @@ class Appender:
             # Keys and their sets are the same for nearly all series: one copy of each is a third of the memory.
             tags = tuple((sys.intern(tag), value) for tag, value in head.tags)
             tag_names = buffer.tag_names.setdefault(head.tag_names, head.tag_names)
+            count = segment.series_count
             ref = segment.add_series(buffer, tags)
             series_head = SeriesHead(schema.name, buffer.series[ref], head.collisions, tag_names, buffer, ref)
             if len(heads) < MAX_HEADS_PER_SERIES * (segment.series_count + 1_000):
-                segment.add_head(heads, line.raw_head, series_head)
+                segment.add_head(heads, line.raw_head, series_head, is_alias=segment.series_count == count)
             error = self._append_line(segment, database, heads, line._replace(head=series_head), undo)
         if error is not None:
             segment.rollback_names(names)
@@ -329,7 +331,7 @@ class Appender:
         if found is None:
             heads = self._heads(segment, entry.database, entry.tags)
             context = Context(entry.precision, 0, entry.tags, heads, limits=None, shapes=self._shapes)
-            found = _keep_context(segment, context_key, context, heads)
+            found = segment.keep_context(context_key, context, heads)
         context, heads = found
         context.arrival_ns = entry.arrival_ns
         parsed = parse_spans(entry.spans, context)
@@ -345,13 +347,6 @@ class Appender:
                 done.mismatches.append(f"{error.reason}: {error.message}")
             else:
                 done.lines += 1
-
-
-def _keep_context(segment: Segment, key: object, context: Context, heads: Heads) -> tuple[Context, Heads]:
-    if len(segment.contexts) >= MAX_CONTEXTS:
-        segment.contexts.clear()
-    segment.contexts[key] = (context, heads)
-    return context, heads
 
 
 def _append_row(

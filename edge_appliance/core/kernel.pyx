@@ -27,7 +27,6 @@ import array as _array_module  # noqa: F401 - its C interface is used
 from collections import Counter
 
 from edge_appliance.core import append_reference
-from edge_appliance.core.append_reference import MAX_CONTEXTS
 from edge_appliance.core.appended import GroupAppend
 from edge_appliance.core.columns import STRING_OVERHEAD_BYTES, TailColumn
 from edge_appliance.core.delivery import (
@@ -41,9 +40,9 @@ from edge_appliance.core.delivery import (
     Reason,
 )
 from edge_appliance.core.line_dates import MAX_DATES, TOO_MANY_DATES
-from edge_appliance.core.line_grammar import show
+from edge_appliance.core.line_grammar import TOO_MANY_PARTS, show
 from edge_appliance.core.line_protocol import PARSER_VERSION, Head, Line
-from edge_appliance.core.line_split import invalid_at, sample
+from edge_appliance.core.line_split import MAX_PARTS, invalid_at, sample
 from edge_appliance.core.line_values import NS_PER_UNIT, time_meaning
 from edge_appliance.core.parts import DAY_NS
 from edge_appliance.core.schema import check_kind

@@ -26,8 +26,6 @@ cdef class Kernel(LineAppender):
         if len(keys) != count:
             raise ValueError(f"{count} deliveries, {len(keys)} keys")
         self._begin(segment)
-        if len(self.readers) >= MAX_CONTEXTS:
-            self.readers.clear()    # between groups: in one, a context has one number
         self.log.begin()
         self.is_replay = False
         self.is_covered = None
@@ -48,6 +46,7 @@ cdef class Kernel(LineAppender):
         return GroupAppend(payload, results, self.log.lines, self.sanitised, self.non_finite, self.collisions)
 
     cdef int _begin(self, segment) except -1:
+        segment.limit_origins()     # between groups: in one, a context has one number
         self.segment = segment
         self.readers = segment.readers
         self.noted = segment.touched
@@ -124,6 +123,7 @@ cdef class Kernel(LineAppender):
             reader.first_ns = INT64_MIN if origin.min_time_ns is None else max(INT64_MIN, origin.min_time_ns)
             reader.max_future_ns = origin.max_future_ns
             self.readers[origin] = reader
+            self.segment.origin_bytes += len(origin.label_prefix)
         return reader
 
     cdef Place _place_of(self, database, precision, route_tags, source):
@@ -138,6 +138,7 @@ cdef class Kernel(LineAppender):
             place.precision = precision
             place.logged = encode_context(key)
             self.readers[key] = place
+            self.segment.origin_bytes += len(place.logged)
         return place
 
     cdef uint32_t _context_number(self) except? 0:
@@ -232,6 +233,8 @@ cdef class Kernel(LineAppender):
         cdef uint32_t number
         cdef LineAhead ahead
         cdef Py_ssize_t rows
+        cdef Py_ssize_t failed = 0
+        cdef Py_ssize_t told = len(done.mismatches)
         cdef bint is_same = True
         self._open_lines()
         for number in range(count):
@@ -245,17 +248,15 @@ cdef class Kernel(LineAppender):
                 ahead.lead = 0
                 self._look_ahead(&ahead)
                 self._append_line(&ahead)
-                if self.rows == rows:
-                    del self.errors[len(self.errors) - 1]
+                if self.errors is not None:
+                    if self.rows > rows:
+                        failed += 1
+                        done.mismatches.append(f"{self.errors[0].reason}: {self.errors[0].message}")
+                    self.errors = None
             is_same = is_same and self.rows > rows
             line += lengths[number]
         if not is_same or <uint32_t>~self.crc != times_crc:
-            done.mismatches.append(f"{count} logged lines gave {self.rows} rows or other times")
-        rows = self.rows - self.covered
-        if self.errors:
-            for error in self.errors:
-                done.mismatches.append(f"{error.reason}: {error.message}")
-            rows -= len(self.errors)
+            done.mismatches.insert(told, f"{count} logged lines gave {self.rows} rows or other times")
         done.covered += self.covered
-        done.lines += rows
+        done.lines += self.rows - self.covered - failed
         return line

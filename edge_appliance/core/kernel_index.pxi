@@ -63,8 +63,13 @@ cdef class Index:
 
     def clear(self):
         """Forget all keys and let go of their values."""
-        self._release()
-        self._allocate()
+        cdef Index old = Index.__new__(Index)
+        self.slots, old.slots = old.slots, self.slots
+        self.slot_count, old.slot_count = old.slot_count, self.slot_count
+        self.arena, old.arena = old.arena, self.arena
+        self.arena_bytes, old.arena_bytes = old.arena_bytes, self.arena_bytes
+        self.used_bytes, old.used_bytes = old.used_bytes, self.used_bytes
+        self.count = 0
 
     def __len__(self):
         return self.count

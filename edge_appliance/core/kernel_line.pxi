@@ -39,6 +39,8 @@ cdef enum Fault:
     OPEN_STRING
     BAD_TIME
     TEXT_BEHIND_TIME
+    TOO_MANY_TAGS
+    TOO_MANY_FIELDS
 
 FAULTS = (
     None,
@@ -61,10 +63,14 @@ FAULTS = (
     (Reason.UNTERMINATED_STRING, "a string is not closed before the payload ends"),
     (Reason.BAD_TIMESTAMP, "%s stands in the place of the time and is not an integer"),
     (Reason.TRAILING_TEXT, "%s follows the time"),
+    (Reason.TOO_MANY_COLUMNS, TOO_MANY_PARTS.format("tags")),
+    (Reason.TOO_MANY_COLUMNS, TOO_MANY_PARTS.format("fields")),
 )
 
 cdef frozenset SHOWS_ONE = frozenset(n for n, fault in enumerate(FAULTS) if fault and fault[1].count("%s") == 1)
 cdef frozenset SHOWS_BOTH = frozenset(n for n, fault in enumerate(FAULTS) if fault and fault[1].count("%s") == 2)
+
+cdef Py_ssize_t MOST_PARTS = MAX_PARTS
 
 cdef enum:
     FIRST_PARTS = 16
@@ -156,6 +162,8 @@ cdef class LineReader:
             return self._fail(NO_MEASUREMENT, at)
         self.measurement_end = at - self.line
         while at < end:
+            if self.tag_count == MOST_PARTS:
+                return self._fail(TOO_MANY_TAGS, at)
             if self.tag_count == self.tag_room:
                 self._grow_tags()
             at = self._read_tag(&self.tags[self.tag_count], at + 1, end)
@@ -216,6 +224,8 @@ cdef class LineReader:
         if at == end:
             return self._fail(NO_FIELDS, at)
         while True:
+            if self.field_count == MOST_PARTS:
+                return self._fail(TOO_MANY_FIELDS, at)
             if self.field_count == self.field_room:
                 self._grow_fields()
             field = &self.fields[self.field_count]

@@ -9,6 +9,7 @@ cdef enum:
     MOST_RESULTS = 10_000       # numbers of rows whose result is kept
     LINES_AHEAD = 16
     LINES_PER_TURN = 4_096      # between two offers of the interpreter's lock
+    BYTES_PER_TURN = 65_536
     DELIVERIES_PER_TURN = 1_024
 
 cdef enum:
@@ -75,6 +76,7 @@ cdef class LineAppender(Errors):
         cdef Py_ssize_t number = 1
         cdef bint has_strings = end - start > 2 and opens_string(start + 1, end)
         cdef const char* stop
+        cdef const char* turn = start
         cdef LineAhead[LINES_AHEAD] ahead
         cdef LineAhead* line
         cdef int count
@@ -84,7 +86,7 @@ cdef class LineAppender(Errors):
             self.dates = {}
         while start <= end:
             count = 0
-            while start <= end and count < LINES_AHEAD:
+            while start <= end and count < LINES_AHEAD and start - turn < BYTES_PER_TURN:
                 stop = line_end(start, end) if has_strings else find_byte(start, c"\n", end)
                 line = &ahead[count]
                 line.number = number
@@ -100,11 +102,10 @@ cdef class LineAppender(Errors):
                 self.place.heads.fetch(ahead[at].hashed)
             for at in range(count):
                 self._append_line(&ahead[at])
-            if self.lines % LINES_PER_TURN < count:
+            if self.lines % LINES_PER_TURN < count or start - turn >= BYTES_PER_TURN:
+                turn = start
                 with nogil:
                     pass
-        if self.reader.field_room > 4 * LINES_PER_TURN:
-            self.reader = LineReader()      # one huge line must not hold memory for ever
         return 0
 
     @cython.final
@@ -173,11 +174,12 @@ cdef class LineAppender(Errors):
         if found & NEW_NAMES:
             return self._append_names(<object>head, number, lead, time_ns)
         self.collisions += collisions
-        writer.put_row(ref, time_ns, reader)
         if writer.touched_in != self.call:
-            writer.touched_in = self.call
+            # Before the row: when memory ends in the middle of it, what there is of it must be taken back.
             self.noted[<object>writer.buffer] = None
             self.touched.append(writer)
+            writer.touched_in = self.call
+        writer.put_row(ref, time_ns, reader)
         return self._accept(time_ns)
 
     @cython.final

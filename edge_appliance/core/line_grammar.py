@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple
 
-from edge_appliance.core.line_split import unescape_key, unescape_measurement, unescape_string
+from edge_appliance.core.line_split import MAX_PARTS, unescape_key, unescape_measurement, unescape_string
 from edge_appliance.core.line_values import Form, is_time, read_word
 
 SyntaxReason = Literal[
@@ -30,7 +30,10 @@ SyntaxReason = Literal[
     "number_out_of_range",
     "bad_timestamp",
     "trailing_text",
+    "too_many_columns",
 ]
+
+TOO_MANY_PARTS: Final = f"the line has more than {MAX_PARTS} {{}}"
 
 # What a measurement or tag value, a tag key, a field key or value, and a time run through. The last two stop at `=`
 # even where it ends nothing, because a string may open behind it.
@@ -116,6 +119,8 @@ def read_head(line: bytes, masked: bytes, end: int) -> HeadText | Fault:
         return Fault("missing_measurement", 0, "the line has no measurement before its first comma")
     head = HeadText(unescape_measurement(line[:at]), [])
     while at < end:
+        if len(head.tags) == MAX_PARTS:
+            return Fault("too_many_columns", at, TOO_MANY_PARTS.format("tags"))
         tag = _read_tag(line, masked, at + 1, end)
         if isinstance(tag, Fault):
             return tag
@@ -149,6 +154,8 @@ def read_fields(line: bytes, masked: bytes, head_end: int, fields: list[FieldTex
     if at == len(line):
         return Fault("missing_fields", at, "the line ends before any field")
     while True:
+        if len(fields) == MAX_PARTS:
+            return Fault("too_many_columns", at, TOO_MANY_PARTS.format("fields"))
         field = _read_field(line, masked, at)
         if isinstance(field, Fault):
             return field

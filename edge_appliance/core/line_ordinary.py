@@ -12,13 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from edge_appliance.core.delivery import Kind
-from edge_appliance.core.line_split import unescape_string
+from edge_appliance.core.line_split import MAX_PARTS, unescape_string
 
 Value = float | int | bool | str
 Field = tuple[str, Kind, Value]
 
 MAX_SHAPES: Final = 1_000
-"""Shapes with an expression of their own. Beyond them lines are read field by field: slower, and still bounded."""
+MAX_SHAPES_BYTES: Final = 1 << 24
+"""Shapes with an expression of their own, and what they may take. Beyond that lines are read field by field: slower,
+and still bounded."""
+_FIELD_BYTES: Final = 300
+_CHARACTER_BYTES: Final = 4
+"""What a field of a shape takes beside its name, and a character of that (CPython 3.11)."""
 
 _TIME: Final = r"(?:\x20([0-9]{1,19}))?\Z"
 _WORDS: Final[Mapping[Kind, str]] = {
@@ -94,6 +99,8 @@ class Shapes:
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[tuple[str, ...], tuple[Kind, ...]], Shape] = {}
+        self.size_bytes = 0
+        """About what they take."""
         self.latest: dict[tuple[str, str], Shape] = {}
         """By measurement and first field key; these have an expression."""
 
@@ -103,8 +110,11 @@ class Shapes:
         shape = self._shapes.get((names, kinds))
         if shape is None:
             shape = Shape(names, kinds)
-            if len(self._shapes) < MAX_SHAPES:
+            size_bytes = sum(_FIELD_BYTES + _CHARACTER_BYTES * len(name) for name in names)
+            # Also those of lines that are going to be rejected: without a limit, these could fill the memory.
+            if len(self._shapes) < MAX_SHAPES and self.size_bytes + size_bytes <= MAX_SHAPES_BYTES:
                 self._shapes[names, kinds] = shape
+                self.size_bytes += size_bytes
         return shape
 
     def of_ordinary(self, measurement: str, fields: Sequence[Field]) -> Shape:
@@ -121,6 +131,8 @@ class Shapes:
 
 def read_fields(body: str) -> list[Field] | None:
     """The fields of an ordinary line, or None when it is none. Names may repeat."""
+    if body.count(",") >= MAX_PARTS:
+        return None  # they may stand in strings: the full reader knows
     fields: list[Field] = []
     length = 0
     for piece, name, number, whole, unsigned, word, text in _find_fields(body):

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+MAX_PARTS: Final = 10_000
+"""Tags of a line, and its fields. No table has so many columns; each one costs far more memory than its bytes."""
 SAMPLE_BYTES: Final = 200
 """What a reject record shows of its line: enough to recognise the device, too little to fill a disk."""
 

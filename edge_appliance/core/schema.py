@@ -89,28 +89,30 @@ class Schema:
     def add_table(self, database: str, name: str) -> TableSchema | None:
         """Add a provisional table; None when a limit forbids it."""
         tables = self._databases.get(database)
-        if tables is None:
-            if len(self._databases) >= self.limits.databases:
-                return None
-            tables = self._databases.setdefault(database, {})
-        if len(tables) >= self.limits.tables:
+        if tables is None and len(self._databases) >= self.limits.databases:
             return None
-        table = tables[name] = TableSchema(database, name)
+        if tables is not None and len(tables) >= self.limits.tables:
+            return None
+        return self._add_table(database, name)
+
+    def _add_table(self, database: str, name: str) -> TableSchema:
+        table = TableSchema(database, name)
+        # Noted before it is added, as columns are: if memory ends in between, it can be taken back all the same.
         self.added.append((table, ""))
+        self._databases.setdefault(database, {})[name] = table
         return table
 
     def add_column(self, table: TableSchema, name: str, kind: Kind) -> None:
         """Add a provisional column."""
-        table.kinds[name] = kind
         self.added.append((table, name))
+        table.kinds[name] = kind
 
     def define(self, definition: TableDefinition) -> list[str]:
         """Apply a stored definition; returns the columns whose kind contradicts the one known here."""
         database, name, columns = definition
         table = self.table(database, name)
         if table is None:
-            table = self._databases.setdefault(database, {})[name] = TableSchema(database, name)
-            self.added.append((table, ""))
+            table = self._add_table(database, name)
         clashes = []
         for column in columns:
             known = table.kinds.get(column.name)
@@ -139,12 +141,12 @@ class Schema:
         while len(self.added) > savepoint:
             table, column = self.added.pop()
             if column:
-                del table.kinds[column]
+                table.kinds.pop(column, None)
                 continue
-            tables = self._databases[table.database]
-            del tables[table.name]
+            tables = self._databases.get(table.database, {})
+            tables.pop(table.name, None)
             if not tables:
-                del self._databases[table.database]
+                self._databases.pop(table.database, None)
 
     def commit(self) -> None:
         """Make all provisional additions visible and permanent."""

@@ -27,12 +27,17 @@ FREEZE_ROWS_PER_COLUMN: Final = 32
 FREEZE_BYTES: Final = 8 * 2**20
 SERIES_OVERHEAD_BYTES: Final = 300
 TAG_OVERHEAD_BYTES: Final = 110
-"""What a series, and each of its tags, cost beside their names: index entries, tuples and head (CPython 3.11)."""
+"""What a series, and each of its tags, cost beside their text: index entries, tuples and head (CPython 3.11)."""
+ALIAS_OVERHEAD_BYTES: Final = 250
+"""The same of a further spelling of a series."""
 ARRAY_OVERHEAD_BYTES: Final = 600
 """What an Arrow array costs beside its values; measured, as the next one."""
 NUMBERS_SLACK: Final = 0.3
 TEXT_SLACK: Final = 0.06
 """Share by which the buffers of grown arrays are larger than their values, in chunks without and with text."""
+MAX_ORIGINS: Final = 10_000
+MAX_ORIGIN_BYTES: Final = 1 << 24
+"""Origins that are remembered, and the length of their labels: a topic may have 64 KiB."""
 ROW_BYTES: Final = 12
 VALUE_BYTES: Final = 12
 """Tail cost of a row (ref and time) and of one value (row number and at most 8 bytes)."""
@@ -195,6 +200,8 @@ class Segment:
         """Parser contexts by origin with the heads they know, made by the appender."""
         self.readers: dict[Any, Any] = {}
         """The same of a compiled appender."""
+        self.origin_bytes = 0
+        """Length of the labels in both, and of what a log says of them."""
         self.touched: dict[TableBuffer, None] = {}
         """Buffers that got rows beyond their mark, in order."""
         self._keys: list[DeliveryKey | None] = []
@@ -204,7 +211,9 @@ class Segment:
         self.series_count = 0
         """Of all tables, those beyond the mark included."""
         self._size_bytes = 0
-        self._undo: list[tuple[Any, Any, list[Tags] | None]] = []
+        self._undo: list[tuple[Any, Any, list[Tags] | None, int, int]] = []
+        """What was added in mappings, and lists of series, since the mark; each noted before it is added, with the
+        bytes and number of series before it."""
 
     @property
     def is_empty(self) -> bool:
@@ -226,25 +235,32 @@ class Segment:
         key = (schema.database, schema.name)
         buffer = self.tables.get(key)
         if buffer is None:
+            self._note(self.tables, key)
             buffer = self.tables[key] = TableBuffer(schema)
-            self._undo.append((self.tables, key, None))
         return buffer
 
     def add_series(self, buffer: TableBuffer, tags: Tags) -> int:
         """Find the series ref of `tags`, or add one."""
         ref = buffer.refs.get(tags)
         if ref is None:
-            ref = buffer.refs[tags] = len(buffer.series)
-            buffer.series.append(tags)
-            self._undo.append((buffer.refs, tags, buffer.series))
-            self.series_bytes += _series_bytes(tags)
+            ref = len(buffer.series)
+            size_bytes = SERIES_OVERHEAD_BYTES + sum(TAG_OVERHEAD_BYTES + len(value) for _, value in tags)
+            self._note(buffer.refs, tags, buffer.series)
+            self.series_bytes += size_bytes
             self.series_count += 1
+            buffer.series.append(tags)
+            buffer.refs[tags] = ref
         return ref
 
-    def add_head(self, heads: Heads, raw_head: bytes, head: SeriesHead) -> None:
+    def add_head(self, heads: Heads, raw_head: bytes, head: SeriesHead, *, is_alias: bool) -> None:
         """Remember the bytes that spell a series, so that the next line needs no look at its tags."""
+        size_bytes = len(raw_head) + (ALIAS_OVERHEAD_BYTES if is_alias else 0)
+        self._note(heads, raw_head)
+        self.series_bytes += size_bytes
         heads[raw_head] = head
-        self._undo.append((heads, raw_head, None))
+
+    def _note(self, mapping: Any, key: Any, series: list[Tags] | None = None) -> None:
+        self._undo.append((mapping, key, series, self.series_bytes, self.series_count))
 
     @property
     def savepoint(self) -> int:
@@ -254,11 +270,12 @@ class Segment:
     def rollback_names(self, savepoint: int) -> None:
         """Take back tables, series and heads added since `savepoint`. Rows that use them must be gone."""
         while len(self._undo) > savepoint:
-            mapping, key, series = self._undo.pop()
-            del mapping[key]
-            if series is not None:
-                self.series_bytes -= _series_bytes(series.pop())
-                self.series_count -= 1
+            mapping, key, series, self.series_bytes, self.series_count = self._undo.pop()
+            # When memory ended between noting and adding, it is not there.
+            if mapping.get(key) is not None:
+                del mapping[key]
+            if series and series[-1] is key:
+                series.pop()
 
     def rollback(self) -> None:
         """Drop everything beyond the mark."""
@@ -303,6 +320,26 @@ class Segment:
         """End the segment: its rows have `rank` from now on."""
         self.rank = rank
 
+    def keep_context(self, key: object, context: Context, heads: Heads) -> tuple[Context, Heads]:
+        """Remember the context of an origin, with the heads it knows."""
+        if len(self.contexts) >= MAX_ORIGINS:
+            self.contexts.clear()
+        self.contexts[key] = (context, heads)
+        return context, heads
+
+    def limit_origins(self) -> None:
+        """When there are many, forget what is known about origins, but for heads that were found; between groups.
+
+        Origins that never bring a good line would fill the memory: nothing else counts them.
+        """
+        if max(len(self.contexts), len(self.readers)) < MAX_ORIGINS and self.origin_bytes < MAX_ORIGIN_BYTES:
+            return
+        self.contexts.clear()
+        self.readers.clear()
+        self.origin_bytes = 0
+        for key in [key for key, heads in self.heads.items() if not len(heads)]:
+            del self.heads[key]
+
     def drop_lookups(self) -> None:
         """Let go of what only appending needs; it is a large part of a segment with many series.
 
@@ -338,10 +375,6 @@ class Segment:
         """Visible definitions of all tables that have rows here."""
         schemas = [buffer.schema for buffer in self.tables.values() if buffer.schema.columns]
         return [TableDefinition(schema.database, schema.name, schema.columns) for schema in schemas]
-
-
-def _series_bytes(tags: Tags) -> int:
-    return SERIES_OVERHEAD_BYTES + sum(TAG_OVERHEAD_BYTES + len(key) + 2 * len(value) for key, value in tags)
 
 
 def chunk_bytes(chunk: Chunk) -> int:

@@ -60,7 +60,7 @@ class Side:
         else:
             self.records += [done.payload] if done.payload else []
             self.publish()
-        results = [(r.rows, list(r.errors), r.refused) for r in done.results]
+        results = [(r.rows, list(r.errors), r.refused, sorted(r.further.items())) for r in done.results]
         return results, done.payload, done.lines, done.sanitised, done.non_finite, done.tag_collisions, grown
 
     def publish(self) -> None:
