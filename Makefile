@@ -46,8 +46,9 @@ lint: setup
 crash: setup
 	EDGE_CRASH_KILLS=$(N) EDGE_CRASH_SEED=$(SEED) $(BIN)/pytest -s tests/crash/test_kill.py tests/crash/test_store_kill.py tests/crash/test_maintain_kill.py $(ARGS)
 
+PYSPARK := 'pyspark>=4,<5'
 readers: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'polars>=1,<3' 'pandas>=2,<4' $(if $(SPARK),'pyspark>=4,<5')
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'polars>=1,<3' 'pandas>=2,<4' $(if $(SPARK),$(PYSPARK))
 	EDGE_READERS='polars pandas $(if $(SPARK),pyspark)' $(BIN)/pytest tests/integration/test_readers.py $(ARGS)
 
 stores: setup
