@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,22 @@ def test_man_page_of_the_configuration_is_complete():
             assert re.search(rf"(?m)^{key.name} = ", page), key.name
     assert 'group_delay = "20ms"\nHow long an acknowledgement may wait' in page
     assert "\n.TP\n.SS" not in page, "a key without a word about it"
+
+
+def test_man_pages_need_only_what_the_build_installs():
+    """The parsers of all commands load with the few packages that the package's build has at hand for them."""
+    installed = re.search(r"--find-links .*\n    (.*)\n", (DEB / "generate.sh").read_text())
+    assert installed is not None
+    present = {*installed[1].split(), "edge-appliance"}
+    absent = {name for name, owners in packages_distributions().items() if not present & set(owners)}
+    script = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({sorted(absent)!r}))\n"
+        "from edge_appliance.cli import main\n"
+        "for name in main.COMMANDS: main.parser_of(name, main.load(name))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
