@@ -46,6 +46,7 @@ from edge_appliance.relief import Relief
 from edge_appliance.reloader import Reloader
 from edge_appliance.reporter import Reporter
 from edge_appliance.restart import LogSettings, Restart
+from edge_appliance.retry import Retry
 from edge_appliance.room import Room, settings_of
 from edge_appliance.sql import SqlEngine
 from edge_appliance.storage import Storage, reach_store
@@ -119,7 +120,8 @@ class Appliance:
         self._build_ingest()
         self._build_sources()
         self._reloader = Reloader(config, load, self._apply, self._notifier, self.health)
-        self._control = Control(control_path(os.environ, self._paths.root), self._reloader.ask)
+        retry = Retry(self._dead_letters, self._inbox, self._clock, lambda: route_table(self._config.mqtt.routes))
+        self._control = Control(control_path(os.environ, self._paths.root), self._reloader.ask, retry)
         self._reporter = Reporter(self._notifier, self.health, self.metrics, self._buffer, self._loop_station)
 
     def _build_core(self) -> None:

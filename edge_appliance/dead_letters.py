@@ -2,7 +2,7 @@
 
 Files of JSON lines, numbered, of which the oldest goes when the limit is reached. A letter is written before its
 delivery is acknowledged and synced at most once a second: a power cut may cost the last second of rejects, never
-a row. One thread writes; anybody may read at the same time.
+a row. Any thread may write; anybody may read at the same time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +52,7 @@ class DeadLetters:
     def __init__(self, directory: Path, max_bytes: int, metrics: Metrics) -> None:
         durable.make_directory(directory)
         self._directory = directory
+        self._lock = threading.RLock()
         self._max_bytes = max_bytes
         self._file_bytes = max(1, min(MAX_FILE_BYTES, max_bytes // _FILES_AT_LEAST))
         self._metrics = metrics
@@ -65,47 +67,84 @@ class DeadLetters:
 
     def append(self, arrival_ns: int, source: Source, topic: str, errors: Sequence[LineError]) -> None:
         """Write the rejected lines of one delivery, dropping the oldest letters beyond the limit."""
-        waiting: list[bytes] = []
-        waiting_bytes = 0
-        for error in errors:
-            letter = _Letter(
-                arrival_ns, source, topic, error.line, error.column, error.reason.value, error.message, error.sample
-            )
-            line = self._encoder.encode(letter) + b"\n"
-            if waiting and self._open_bytes + waiting_bytes + len(line) > self._file_bytes:
+        with self._lock:
+            waiting: list[bytes] = []
+            waiting_bytes = 0
+            for error in errors:
+                letter = _Letter(
+                    arrival_ns, source, topic, error.line, error.column, error.reason.value, error.message, error.sample
+                )
+                line = self._encoder.encode(letter) + b"\n"
+                if waiting and self._open_bytes + waiting_bytes + len(line) > self._file_bytes:
+                    self._write(waiting)
+                    waiting, waiting_bytes = [], 0
+                waiting.append(line)
+                waiting_bytes += len(line)
+            if waiting:
                 self._write(waiting)
-                waiting, waiting_bytes = [], 0
-            waiting.append(line)
-            waiting_bytes += len(line)
-        if waiting:
-            self._write(waiting)
 
     def sync_if_due(self, now_s: float) -> None:
         """Make the letters durable when the last sync was a second ago or longer, by the monotonic clock."""
-        if self._unsynced and now_s - self._last_sync_s >= SYNC_EVERY_S:
-            self._last_sync_s = now_s
-            self.sync()
+        with self._lock:
+            if self._unsynced and now_s - self._last_sync_s >= SYNC_EVERY_S:
+                self._last_sync_s = now_s
+                self.sync()
 
     def sync(self) -> None:
         """Make all letters durable; a file that cannot be synced is not appended to again."""
-        unsynced, self._unsynced = self._unsynced, set()
-        try:
-            for path in sorted(unsynced & self._sizes.keys()):
-                durable.sync_file(path)
-            if self._has_new_names:
-                durable.sync_directory(self._directory)
-                self._has_new_names = False
-        except DiskError:
-            self._close_file()
-            self._begin_file()
-            raise
+        with self._lock:
+            unsynced, self._unsynced = self._unsynced, set()
+            try:
+                for path in sorted(unsynced & self._sizes.keys()):
+                    durable.sync_file(path)
+                if self._has_new_names:
+                    durable.sync_directory(self._directory)
+                    self._has_new_names = False
+            except DiskError:
+                self._close_file()
+                self._begin_file()
+                raise
 
     def close(self) -> None:
         """Make all letters durable and close the file."""
-        try:
+        with self._lock:
+            try:
+                self.sync()
+            finally:
+                self._close_file()
+
+    def seal(self) -> list[Path]:
+        """End the file that is written; returns all files with letters, oldest first, none of which grows any more."""
+        with self._lock:
+            if self._open_bytes:
+                self.sync()
+                self._close_file()
+                self._begin_file()
+            return [path for path, size in self._sizes.items() if size]
+
+    def replace(self, path: Path, letters: Sequence[Mapping[str, Any]]) -> None:
+        """Keep only these letters of a sealed file; what came since is durable before. Without any, the file goes."""
+        data = b"".join(self._encoder.encode(letter) + b"\n" for letter in letters)
+        with self._lock:
             self.sync()
-        finally:
-            self._close_file()
+            if path not in self._sizes:
+                return  # the oldest, which had to make room
+            if data:
+                _replace_file(path, data)
+                self._sizes[path] = len(data)
+            else:
+                durable.remove(path)
+                del self._sizes[path]
+            self._metrics.dead_letter_bytes.set(self._total_bytes)
+
+    def purge(self) -> int:
+        """Throw all letters away; returns how many."""
+        with self._lock:
+            letters = 0
+            for path in self.seal():
+                letters += _count_letters(path)
+                self.replace(path, ())
+            return letters
 
     @property
     def _total_bytes(self) -> int:
@@ -203,6 +242,11 @@ def read_dead_letters(directory: Path, limit: int | None = None) -> Iterator[dic
     yield from newest
 
 
+def read_file(path: Path) -> list[dict[str, Any]]:
+    """The letters of one file; none when it is gone."""
+    return list(_letters(path))
+
+
 def _files(directory: Path) -> list[Path]:
     try:
         return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
@@ -246,6 +290,15 @@ def _letters(path: Path) -> Iterator[dict[str, Any]]:
             letter = msgspec.json.decode(line)
             if isinstance(letter, dict):
                 yield letter
+
+
+def _replace_file(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + durable.TEMPORARY_SUFFIX)
+    try:
+        temporary.write_bytes(data)
+    except OSError as error:
+        raise DiskError("write", str(temporary), error) from error
+    durable.publish(temporary, path)
 
 
 def _write_all(fd: int, data: bytes, path: Path) -> None:

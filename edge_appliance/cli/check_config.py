@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 
 import msgspec
@@ -11,6 +12,7 @@ from edge_appliance import config
 from edge_appliance.cli.command import Exit, add_config_option
 from edge_appliance.config_reader import section_keys
 from edge_appliance.config_values import size_text, time_text
+from edge_appliance.errors import ConfigError
 
 EXAMPLES = "  edge-appliance check-config\n  edge-appliance check-config --config ./edge-appliance.toml --show"
 
@@ -19,11 +21,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_config_option(parser)
     parser.add_argument("--show", action="store_true", help="also print every value in effect")
+    parser.add_argument("--json", action="store_true", help="as a JSON object")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Load as `run` would; faults end in exit code 78 with one line each."""
-    settings = config.load(arguments.config, purpose="check")
+    try:
+        settings = config.load(arguments.config, purpose="check")
+    except ConfigError as error:
+        if not arguments.json:
+            raise
+        print(json.dumps({"faults": [str(fault) for fault in error.faults]}, indent=2, ensure_ascii=False))
+        return Exit.CONFIGURATION
+    if arguments.json:
+        print(json.dumps(_as_object(settings, shows_values=arguments.show), indent=2, ensure_ascii=False))
+        return Exit.OK
     for notice in settings.notices:
         print(notice)
     print(f"ok: {', '.join(map(str, settings.files)) or 'the defaults'}")
@@ -33,6 +45,15 @@ def execute(arguments: argparse.Namespace) -> int:
         for name, text in rows:
             print(f"{name:<{width}}  {text}")
     return Exit.OK
+
+
+def _as_object(settings: config.Config, *, shows_values: bool) -> dict[str, object]:
+    checked: dict[str, object] = {
+        "faults": [],
+        "notices": [str(notice) for notice in settings.notices],
+        "files": [str(path) for path in settings.files],
+    }
+    return {**checked, "values": dict(values_in_effect(settings))} if shows_values else checked
 
 
 def values_in_effect(settings: config.Config) -> Iterator[tuple[str, str]]:

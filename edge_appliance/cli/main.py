@@ -32,7 +32,7 @@ COMMANDS: Final = {
     "merge": "show which parts would be merged next",
     "retention": "show which dates would be deleted next",
     "catalog": "make a lost catalog anew from footers, store and log",
-    "rejects": "list rejected lines with their reasons",
+    "rejects": "list rejected lines with their reasons, send them again, throw them away",
     "support-bundle": "write one file with what helps others to help, without secrets",
     "version": "show the version",
 }

@@ -1,5 +1,7 @@
 """cli.check_config: faults, notices, values in effect."""
 
+import json
+
 from edge_appliance.cli import main as cli
 
 
@@ -59,3 +61,16 @@ def test_values_in_effect(tmp_path, capsys):
     assert (shown["mqtt.route 1.topic"], shown["mqtt.route 1.min_time"]) == ("a/{b}", "-")
     assert shown["mqtt.route 1.max_future"] == "7200 s"
     assert "s3cret" not in output
+
+
+def test_as_json(tmp_path, capsys):
+    """--json is one object, for a sound configuration and for one with faults; the exit code is the same."""
+    path = tmp_path / "edge.toml"
+    path.write_text("[mqtt]\nport = 8883\n")
+    assert cli.main(["check-config", "--config", str(path), "--json", "--show"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert (checked["faults"], checked["files"], checked["values"]["mqtt.port"]) == ([], [str(path)], "8883")
+    path.write_text("[mqtt]\nport = 0\nhots = 'x'\n")
+    assert cli.main(["check-config", "--config", str(path), "--json"]) == 78
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    assert [fault.split(": ")[0] for fault in faults] == [f"{path}:2", f"{path}:3"]

@@ -56,3 +56,13 @@ def test_list_without_any(tmp_path, capsys):
     assert cli.main(["rejects", "list", "--config", str(path)]) == 0
     assert cli.main(["rejects", "list", "--json", "--config", str(path)]) == 0
     assert capsys.readouterr().out == "no rejected lines\n[]\n"
+
+
+def test_show(config_file, capsys):
+    """`show` has below each of them everything that is stored, under its name."""
+    assert cli.main(["rejects", "show", "--config", config_file, "--limit", "1"]) == 0
+    output = capsys.readouterr().out
+    assert "    source:      mqtt\n" in output
+    assert "    reason:      bad_timestamp\n" in output
+    assert r"topic:       devices/a\nb/lp" in output
+    assert r"    cpu a=1 x\x1b[2J\xff" in output
