@@ -63,6 +63,8 @@ GC_THRESHOLD: Final = (200_000, 20, 100)
 """Rows are not cyclic garbage: with the default of 700 objects the collector walks them again and again."""
 TICK_S: Final = 0.25
 STATION_LIMIT_S: Final = 60.0
+MQTT_LIMIT_S: Final = 120.0
+"""Twice what a connection that fails and the pause behind it take."""
 SLICE_LIMIT_S: Final = 600.0
 """For one slice of a table, sorted, written and synced on the slowest card; beyond it the worker hangs."""
 GROUP_END_S: Final = 15.0
@@ -106,10 +108,12 @@ class Appliance:
         self._notifier = Notifier()
         self._loop_station = Station("event loop", STATION_LIMIT_S)
         self._ingest_station = Station("ingest", STATION_LIMIT_S)
+        self._mqtt_station = Station("MQTT", MQTT_LIMIT_S)
         self._worker_stations = [
             Station(f"persist worker {number}", SLICE_LIMIT_S) for number in range(config.persist.workers)
         ]
-        self._watchdog = Watchdog(self._notifier, [self._loop_station, self._ingest_station, *self._worker_stations])
+        stations = (self._loop_station, self._ingest_station, self._mqtt_station, *self._worker_stations)
+        self._watchdog = Watchdog(self._notifier, stations)
         self._paths = Paths(config.node.data_dir)
         self._paths.create()
         self._lock = durable.lock_directory(self._paths.root)
@@ -211,6 +215,7 @@ class Appliance:
             lambda filters: _ignore(self._catalog.save_filters(filters)),
             metrics,
             health,
+            self._mqtt_station,
         )
         self._inbox.know_window(lambda: self._mqtt.window)
         token = config.http.token

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
 
@@ -41,7 +42,7 @@ MAX_PAIRS: Final = 2_000
 """(table, date) pairs at which a segment is cut: each becomes a file."""
 INTERVAL_SYNC_S: Final = 1.0
 FSYNC_LIMIT_S: Final = 120.0
-"""How long one sync may hang before the watchdog calls the thread dead."""
+"""How long one sync may hang before the watchdog calls the thread dead: a worn card has taken 40 s."""
 APPEND_LIMIT_S: Final = 300.0
 """The same for one group: a hostile body of 16 MiB takes a small board this long to refuse line by line."""
 TICK_S: Final = 0.5
@@ -148,7 +149,8 @@ class Ingest:
                 continue
             self.cut_if_due(time.monotonic())
             self.relieve(time.monotonic())
-            self._rejects.sync_if_due()
+            with self._commits():
+                self._rejects.sync_if_due()
             if self._has_room():
                 group = self._inbox.take(TICK_S)
                 if group is not None:
@@ -178,7 +180,7 @@ class Ingest:
             self._metrics.redelivered.add(len(group.deliveries) - len(fresh))
         held = self._buffer.memory.reserve("group", _group_bytes(fresh))
         try:
-            with self._station.within(APPEND_LIMIT_S):
+            with self._station.within(APPEND_LIMIT_S, "append"):
                 appended = append_group(self._appender, self._buffer.state.open, fresh, keys)
             self._rejects.keep(fresh, appended.results)
             if appended.payload:
@@ -256,12 +258,16 @@ class Ingest:
             self._health.release("log")
 
     def _sync(self) -> None:
-        with self._station.within(FSYNC_LIMIT_S):
+        with self._commits():
             seconds = self._wal.sync()
         self._last_sync_s = time.monotonic()
         if seconds:  # else there was nothing to sync, or no log
             self._metrics.wal_fsyncs.add()
             self._metrics.fsync_seconds.observe(seconds)
+
+    def _commits(self) -> AbstractContextManager[None]:
+        """While inside, the thread waits for the disk."""
+        return self._station.within(FSYNC_LIMIT_S, "commit")
 
     def _replace_log(self, attempt: int, refuse: Callable[[], None] = lambda: None) -> bool:
         """Take back the rows beyond the mark and go on in a new file; False when the appliance stops first."""
@@ -271,7 +277,8 @@ class Ingest:
             if attempt:
                 self._stopping.wait(RETRY_S[min(attempt, len(RETRY_S)) - 1])
             try:
-                self._wal.replace(self._generation(), self._next_file_sequence)
+                with self._commits():
+                    self._wal.replace(self._generation(), self._next_file_sequence)
             except DiskError as error:
                 self._metrics.wal_failures.add()
                 self._hold_for_log(error)
@@ -316,9 +323,11 @@ class Ingest:
 
     def cut(self) -> None:
         """Seal the open segment and go on in the next log file."""
-        self._rejects.sync()
+        with self._commits():
+            self._rejects.sync()
         try:
-            self._wal.cut(self._generation(), self._next_file_sequence)
+            with self._commits():
+                self._wal.cut(self._generation(), self._next_file_sequence)
         except DiskError as error:
             self._go_on_in_new_file(error)
             return

@@ -25,6 +25,7 @@ from edge_appliance.mqtt_packets import Publish
 from edge_appliance.mqtt_session import REFUSED, Backoff
 from edge_appliance.mqtt_settings import MqttSettings, Version
 from edge_appliance.mqtt_socket import open_socket
+from edge_appliance.systemd import Station
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class MqttSource:
         save_filters: Callable[[Sequence[str]], None],
         metrics: Metrics,
         health: Health,
+        station: Station,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """`last_filters` are those of the last run; `save_filters` keeps those of this one and must not block."""
@@ -77,6 +79,7 @@ class MqttSource:
         self._save = save_filters
         self._metrics = metrics
         self._health = health
+        self._station = station
         self._intake = Intake(routes, clock, metrics, clock_ns)
         self._broker = f"{settings.host}:{settings.port}"
         self._backoff = Backoff()
@@ -106,13 +109,17 @@ class MqttSource:
         self._inbox.on_room(self._resume)
         try:
             while not self._stopping.is_set():
+                self._station.beat()
                 if self._inbox.is_full:
                     # A new link would read ahead before it knows; without one the broker keeps the messages.
                     self._health.note("broker", f"broker {self._broker}: not connected, waiting for inbox room")
                     await self._sleep(_ROOM_POLL_S)
                 else:
-                    await self._sleep(await self._live_once())
+                    delay_s = await self._live_once()
+                    self._station.beat()
+                    await self._sleep(delay_s)
         finally:
+            self._station.rest()
             if self._link is not None:
                 self._link.close("cancelled")
 
@@ -215,6 +222,8 @@ class MqttSource:
         ask_again_at = time.monotonic() + _RESUBSCRIBE_S
         while not link.ended.is_set():
             link.loop_misc()
+            if not link.is_paused or self._inbox.is_full:  # else nobody has told it that there is room again
+                self._station.beat()
             now = time.monotonic()
             if link.is_paused or (link.is_accepted and link.subscriptions.is_answered):
                 deadline = now + _HANDSHAKE_S

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,12 +55,20 @@ class PartWriter:
 
     def write(self, segment_id: int, row_set: RowSet, until_ns: int = MAX_NS) -> list[Part]:
         """Write the rows at or before `until_ns`; ends early, between two slices, when asked to stop."""
+        with self._watched() as beat:
+            return self._write_slices(segment_id, row_set, until_ns, beat)
+
+    @contextmanager
+    def _watched(self) -> Iterator[Callable[[], None]]:
+        """While inside, `beat` must be called again within the limit of a station."""
         try:
             station = self._idle.get_nowait()
-        except queue.Empty:  # nobody watches
-            return self._write_slices(segment_id, row_set, until_ns, lambda: None)
+        except queue.Empty:  # nobody watches, or all that watch do
+            yield lambda: None
+            return
+        station.beat()
         try:
-            return self._write_slices(segment_id, row_set, until_ns, station.beat)
+            yield station.beat
         finally:
             station.rest()
             self._idle.put(station)
@@ -69,7 +77,6 @@ class PartWriter:
         state = self._catalog.state
         parts: list[Part] = []
         try:
-            beat()
             for piece in sort_and_merge(row_set, self._slice_bytes, until_ns):
                 if self._stop.is_set():
                     break
@@ -129,12 +136,14 @@ class PartWriter:
     def publish(self, parts: Iterable[Part]) -> None:
         """Sync all, rename all, sync the directory. After a failure everything must be written anew, to new files."""
         finals = {self._temporary(part): self._spool_dir / part_name(part) for part in parts}
-        for temporary in finals:
-            durable.sync_file(temporary)
-        for temporary, final in finals.items():
-            try:
-                temporary.replace(final)
-            except OSError as error:
-                raise DiskError("rename", str(final), error) from error
-        if finals:
-            durable.sync_directory(self._spool_dir)
+        with self._watched() as beat:
+            for temporary in finals:
+                beat()
+                durable.sync_file(temporary)
+            for temporary, final in finals.items():
+                try:
+                    temporary.replace(final)
+                except OSError as error:
+                    raise DiskError("rename", str(final), error) from error
+            if finals:
+                durable.sync_directory(self._spool_dir)

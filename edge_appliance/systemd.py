@@ -88,6 +88,8 @@ class Station:
     def __init__(self, name: str, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.limit_s = limit_s
+        self._step = ("", limit_s)
+        """Name and limit of the step in work; without a name, of the station as such."""
         self._clock = clock
         self._fresh_until = clock() + limit_s
 
@@ -109,13 +111,20 @@ class Station:
             self.beat()
 
     @contextlib.contextmanager
-    def within(self, limit_s: float) -> Iterator[None]:
+    def within(self, limit_s: float, step: str) -> Iterator[None]:
         """While inside, one step known to be long (an fsync on a slow card) may take up to `limit_s`."""
+        outer, self._step = self._step, (step, limit_s)
         self._fresh_until = self._clock() + limit_s
         try:
             yield
         finally:
+            self._step = outer
             self.beat()
+
+    def __str__(self) -> str:
+        step, limit_s = self._step
+        name = f"{self.name}, {step}" if step else self.name
+        return f"{name} (limit {limit_s:g} s, overdue {self.overdue_s:.1f} s)"
 
     @property
     def is_fresh(self) -> bool:
@@ -156,6 +165,9 @@ class Watchdog:
 
     def start(self) -> None:
         """Send the first ping and keep on; does nothing when systemd wants no pings."""
+        for station in self._stations:
+            if not station.is_fresh:  # made before a long replay, and its owner has only been started
+                station.beat()
         if self.period_s and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
             self._thread.start()
@@ -174,10 +186,9 @@ class Watchdog:
             return True
         # The dump goes first: it takes no lock, while the log line may wait for one that a hung thread holds.
         self._dump()
-        names = ", ".join(f"{s.name} (limit {s.limit_s:g} s, overdue {s.overdue_s:.1f} s)" for s in stale)
         log.critical(
             "no progress: %s; the watchdog is not pinged any more, systemd will restart the service",
-            names,
+            ", ".join(map(str, stale)),
             extra={"event": "hang"},
         )
         return False

@@ -109,7 +109,7 @@ def test_station_long_step():
     """A step that is known to be long has a limit of its own, also when it fails."""
     clock = Clock()
     station = Station("ingest", 10, clock)
-    with pytest.raises(OSError, match="disk"), station.within(120):
+    with pytest.raises(OSError, match="disk"), station.within(120, "commit"):
         clock.now_s += 119
         assert station.is_fresh
         clock.now_s += 2
@@ -172,6 +172,40 @@ def test_watchdog_falls_silent_on_a_stale_station(manager, notifier, caplog):
     (record,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert "ingest (limit 5 s, overdue 1.0 s)" in record.getMessage()
     assert "loop" not in record.getMessage()
+
+
+def test_watchdog_names_the_step_that_hangs(notifier, caplog):
+    """A long step is told by its name and with its own limit, and only while it lasts."""
+    clock = Clock()
+    station = Station("ingest", 60, clock)
+    watchdog = Watchdog(notifier, [station], dump=lambda: None)
+    with station.within(120, "commit"):
+        clock.now_s += 119
+        assert watchdog.ping()
+        clock.now_s += 2
+        assert not watchdog.ping()
+    clock.now_s += 61
+    assert not watchdog.ping()
+    during, after = [record.getMessage() for record in caplog.records]
+    assert "no progress: ingest, commit (limit 120 s, overdue 1.0 s);" in during
+    assert "no progress: ingest (limit 60 s, overdue 1.0 s);" in after
+
+
+def test_watchdog_counts_from_its_start(manager, notifier):
+    """A station made before a long replay is not stale when the watchdog starts, and one at rest stays at rest."""
+    clock = Clock()
+    waiting, resting = Station("ingest", 5, clock), Station("worker", 5, clock)
+    resting.rest()
+    clock.now_s += 1000
+    watchdog = Watchdog(notifier, [waiting, resting], environ=ASKED)
+    watchdog.start()
+    try:
+        assert manager.recv(100) == b"WATCHDOG=1"
+    finally:
+        watchdog.stop()
+    clock.now_s += 6
+    assert not waiting.is_fresh
+    assert resting.is_fresh
 
 
 def test_watchdog_dump_shows_all_stacks(notifier, capfd):

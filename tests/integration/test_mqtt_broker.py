@@ -24,6 +24,7 @@ from edge_appliance.health import Health, Phase
 from edge_appliance.metrics import Metrics
 from edge_appliance.mqtt_settings import MqttSettings, TlsSettings
 from edge_appliance.mqtt_source import MqttSource
+from edge_appliance.systemd import Station
 
 pytestmark = pytest.mark.integration
 
@@ -81,6 +82,7 @@ class _Run:
             lambda filters: self.saved.append(tuple(filters)),
             self.metrics,
             self.health,
+            Station("MQTT", 60.0),
         )
 
     @property
