@@ -232,3 +232,46 @@ def test_file_is_left_after_a_failed_sync(tmp_path, monkeypatch):
     letters.sync()
     assert syncs == ["rejects-0000000002.jsonl", "dead"]
     assert lines_kept(tmp_path) == [1, 2]
+
+
+def test_sealed_file_keeps_the_letters_that_are_named(tmp_path):
+    """What is written after the seal goes elsewhere, what is left of the sealed file keeps its place in the order."""
+    letters, metrics = make(tmp_path)
+    letters.append(1, "mqtt", "t", [error(1), error(2), error(3)])
+    (path,) = letters.seal()
+    letters.append(2, "mqtt", "t", [error(4)])
+    letters.replace(path, [letter for letter in read_dead_letters(tmp_path / "dead") if letter["line"] == 2])
+    assert lines_kept(tmp_path) == [2, 4]
+    assert metrics.dead_letter_bytes.value() == on_disk(tmp_path)
+    letters.replace(path, [])
+    letters.replace(path, [{"line": 5}])  # it is gone, as when it had to make room
+    assert lines_kept(tmp_path) == [4]
+
+
+def test_new_letters_are_durable_before_old_ones_go(tmp_path, monkeypatch):
+    """A line that was rejected once more never loses both of its letters in a power cut."""
+    letters, _ = make(tmp_path)
+    letters.append(1, "mqtt", "t", [error(1)])
+    (path,) = letters.seal()
+    letters.append(2, "mqtt", "t", [error(1)])
+    order, real = record_syncs(monkeypatch), os.unlink
+
+    def unlink(name, *arguments, **options):
+        order.append(f"unlink {Path(name).name}")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    letters.replace(path, [])
+    assert order.index("rejects-0000000002.jsonl") < order.index(f"unlink {path.name}")
+
+
+def test_purge(tmp_path):
+    """All letters go, are counted, and the next one is kept as ever."""
+    letters, metrics = make(tmp_path)
+    for number in range(3):
+        letters.append(number, "mqtt", "t", [error(number)])
+    assert letters.purge() == 3
+    assert (lines_kept(tmp_path), metrics.dead_letter_bytes.value()) == ([], 0)
+    assert letters.purge() == 0
+    letters.append(9, "mqtt", "t", [error(9)])
+    assert lines_kept(tmp_path) == [9]
