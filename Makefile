@@ -17,6 +17,7 @@
 #   make deb RELEASE=trixie ARCH=arm64      another one (as root; COMPRESSION=gzip is quick and larger)
 #   make test-system            installs that package under a real systemd, in containers (as root)
 #   make test-system RELEASES="bookworm trixie"   on both releases of Debian
+#   make test-system ARGS="-m essential"          those that every check runs
 #   make test-arm64             builds the arm64 package, and runs it emulated, with pages of 4 and 16 KiB (as root)
 #   make lock                   pins the packages it brings along anew, to what is published today
 

@@ -36,6 +36,10 @@ mirror() {
 
 # debootstrap resolves plain dependencies only, so that apt, inside, installs what was asked for.
 make_root() {
+    # What a run that was killed has left; one that is still at work is left alone.
+    for new in "$root".new-*; do
+        [ -d "$new" ] && ! kill -0 "${new##*-}" 2>/dev/null && rm -rf "$new" "$new.log"
+    done
     new="$root.new-$$"
     trap 'rm -rf "$new"' EXIT
     debootstrap --arch="$arch" --variant=minbase "$release" "$new" "$(mirror)" >"$new.log" 2>&1 \

@@ -135,7 +135,8 @@ def pip(*arguments: str, python_path: str = "", is_isolated: bool = False) -> No
     if is_isolated:
         environment = {key: value for key, value in environment.items() if key != "PIP_FIND_LINKS"}
         environment["PIP_CONFIG_FILE"] = os.devnull
-    subprocess.run([sys.executable, "-m", "pip", *arguments], env=environment, check=True)
+    if subprocess.run([sys.executable, "-m", "pip", *arguments], env=environment, check=False).returncode:
+        raise SystemExit(f"pip {arguments[0]} failed")  # it has said why
 
 
 if __name__ == "__main__":

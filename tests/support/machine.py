@@ -82,7 +82,17 @@ class Machine:
 
     def boot(self) -> Machine:
         """Start systemd as its process 1, without any network but the loopback, and wait until it has settled."""
-        command = ["systemd-nspawn", "--quiet", "--boot", f"--directory={self.root}", f"--machine={self.name}"]
+        # It ends with this process, however that ends: a test run that was killed leaves nothing running.
+        command = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "systemd-nspawn",
+            "--quiet",
+            "--boot",
+            f"--directory={self.root}",
+            f"--machine={self.name}",
+        ]
         command += ["--register=no", "--private-network", "--console=pipe"]
         if not Path("/run/systemd/system").exists():
             files = " ".join(f"{group}/cgroup.procs" for group in self._make_cgroups())
@@ -106,7 +116,7 @@ class Machine:
         hierarchies = [CGROUPS / name for name in ("unified", "systemd", "memory")]
         self._cgroups = [path / self.name for path in hierarchies if path.is_dir()] or [CGROUPS / self.name]
         for group in self._cgroups:
-            group.mkdir()
+            group.mkdir(exist_ok=True)  # a run that was killed leaves its own
         return self._cgroups
 
     def _find_leader(self) -> bool:

@@ -27,6 +27,7 @@ def test_rebuild_is_the_same_to_the_bit(package: Path, release: str, tmp_path: P
     assert digests[0] == digests[1]
 
 
+@pytest.mark.essential
 def test_lintian(package: Path) -> None:
     """Debian's check of packages finds no error and no warning."""
     if shutil.which("lintian") is None:

@@ -45,6 +45,7 @@ def test_install_where_no_systemd_runs(off: Machine) -> None:
     assert enabled.is_symlink()
 
 
+@pytest.mark.essential
 def test_every_installed_file_belongs_to_root(off: Machine) -> None:
     """Code and settings are root's and nobody else may write them; nothing is set-uid."""
     group = int(off.output("getent", "group", "edge-appliance").split(":")[2])
@@ -65,6 +66,7 @@ def test_every_installed_file_belongs_to_root(off: Machine) -> None:
     assert not modes
 
 
+@pytest.mark.essential
 def test_sizes(package: Path, off: Machine) -> None:
     """The package and what it makes of the disk stay small enough for a gateway."""
     installed = int(off.output("dpkg-query", "--show", "--showformat=${Installed-Size}", "edge-appliance"))
@@ -75,6 +77,7 @@ def test_sizes(package: Path, off: Machine) -> None:
         assert package.stat().st_size <= MAX_PACKAGE_BYTES
 
 
+@pytest.mark.essential
 def test_install_on_a_running_system(plain: Machine, package: Path) -> None:
     """One command, nobody to answer questions: it is ready within seconds, enabled, and listens on the loopback."""
     plain.boot()
@@ -114,6 +117,7 @@ def test_install_over_a_user_that_exists(plain: Machine, package: Path) -> None:
     assert owner(plain, "/var/lib/edge-appliance") == ("750", "edge-appliance:edge-appliance")
 
 
+@pytest.mark.essential
 def test_upgrade_keeps_rows_settings_and_modes(machine: Machine, newer: Callable[..., Path]) -> None:
     """An upgrade restarts once, asks nothing, and leaves rows, an edited file, its mode and a drop-in alone."""
     edited = '[mqtt]\nhost = "127.0.0.1"\n# our own\n'
@@ -168,6 +172,7 @@ def test_upgrade_compiles_the_new_code(machine: Machine, newer: Callable[..., Pa
     assert owner(machine, "/usr/lib/edge-appliance/edge_appliance/__pycache__")[1] == "root:root"
 
 
+@pytest.mark.essential
 def test_remove_keeps_rows_and_a_new_installation_finds_them(machine: Machine, package: Path) -> None:
     """Removing stops the service and leaves settings and rows; no compiled file stays behind; installing goes on."""
     machine.publish("devices/d1/lp", "kept v=1 1790000000")
@@ -181,6 +186,7 @@ def test_remove_keeps_rows_and_a_new_installation_finds_them(machine: Machine, p
     assert machine.count("kept") == 1
 
 
+@pytest.mark.essential
 def test_purge_takes_what_is_ours_and_nothing_else(machine: Machine) -> None:
     """Purging deletes state and settings; a data directory that was put elsewhere, and the user, stay."""
     machine.run("install", "-d", "-o", "edge-appliance", "-g", "edge-appliance", "-m", "0750", "/srv/edge")

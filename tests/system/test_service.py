@@ -22,6 +22,7 @@ def publish_rows(machine: Machine, table: str, count: int) -> None:
     wait_until(lambda: machine.count(table) == count, f"{count} rows of {table} are visible")
 
 
+@pytest.mark.essential
 def test_from_boot_to_parquet(off: Machine) -> None:
     """After a boot with a broker on the same machine a published line is in SQL, then in a Parquet file."""
     off.write("/etc/edge-appliance/conf.d/soon.toml", PERSIST_SOON)
@@ -37,6 +38,7 @@ def test_from_boot_to_parquet(off: Machine) -> None:
     assert off.count("press") == 1
 
 
+@pytest.mark.essential
 def test_boot_without_broker_or_network(off: Machine) -> None:
     """Without a broker it is ready and says what is missing; it connects when the broker comes."""
     off.run("systemctl", "disable", "mosquitto")
@@ -64,6 +66,7 @@ def test_state_belongs_to_the_service_and_its_group(machine: Machine) -> None:
         assert int(mode, 8) & 0o020 == 0, (mode, kind)
 
 
+@pytest.mark.essential
 def test_kill_loses_and_doubles_nothing(machine: Machine) -> None:
     """SIGKILL in the middle of a stream: systemd starts it again, and every line the broker took is there once."""
     # By default Mosquitto drops what exceeds 1,000 messages for a subscriber that is away.
@@ -93,6 +96,7 @@ def test_power_cut_of_the_whole_machine(machine: Machine) -> None:
     assert machine.count("cut") == 300
 
 
+@pytest.mark.essential
 def test_watchdog_restarts_a_process_that_hangs(machine: Machine) -> None:
     """A process that stands still is aborted after WatchdogSec, and the next one has all rows."""
     machine.drop_in("watchdog", "WatchdogSec=2", "RestartSec=100ms")
@@ -143,6 +147,7 @@ def test_replay_longer_than_the_start_timeout(machine: Machine) -> None:
     assert took_us > 2_000_000, "the replay was shorter than the timeout, so this showed nothing"
 
 
+@pytest.mark.essential
 def test_reload(machine: Machine) -> None:
     """`systemctl reload` returns when the change has taken effect, and keeps the process and its link to the broker."""
     before = machine.main_pid()
@@ -211,6 +216,7 @@ def test_journal_has_fields(machine: Machine) -> None:
     assert machine.journal("EA_EVENT=broker_lost")[0]["PRIORITY"] == "4"
 
 
+@pytest.mark.essential
 def test_nothing_is_imported_after_ready(machine: Machine) -> None:
     """Everything is loaded before READY: with its files gone it goes on, as it must while an upgrade replaces them."""
     machine.write("/etc/edge-appliance/conf.d/soon.toml", PERSIST_SOON)
@@ -231,6 +237,7 @@ def test_nothing_is_imported_after_ready(machine: Machine) -> None:
     assert "Traceback" not in machine.messages()
 
 
+@pytest.mark.essential
 def test_doctor_run_by_root_leaves_nothing_behind(machine: Machine) -> None:
     """On a sound system nothing fails, and no file of root's is in the state afterwards."""
     publish_rows(machine, "sound", 3)

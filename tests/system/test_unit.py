@@ -20,6 +20,7 @@ def use_example(machine: Machine, name: str) -> None:
     machine.run("systemctl", "daemon-reload")
 
 
+@pytest.mark.essential
 def test_exposure(machine: Machine) -> None:
     """Systemd itself rates the running service as well confined, and finds nothing to say about the unit's text."""
     overall = machine.output("systemd-analyze", "security", "--no-pager", "edge-appliance").splitlines()[-1]
@@ -54,6 +55,7 @@ def require_login(machine: Machine) -> None:
     )
 
 
+@pytest.mark.essential
 def test_credential(off: Machine) -> None:
     """A password that only root can read reaches the service; it is in no log, status or world-readable place."""
     require_login(off)
