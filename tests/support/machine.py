@@ -82,17 +82,7 @@ class Machine:
 
     def boot(self) -> Machine:
         """Start systemd as its process 1, without any network but the loopback, and wait until it has settled."""
-        # It ends with this process, however that ends: a test run that was killed leaves nothing running.
-        command = [
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
-            "systemd-nspawn",
-            "--quiet",
-            "--boot",
-            f"--directory={self.root}",
-            f"--machine={self.name}",
-        ]
+        command = ["systemd-nspawn", "--quiet", "--boot", f"--directory={self.root}", f"--machine={self.name}"]
         command += ["--register=no", "--private-network", "--console=pipe"]
         if not Path("/run/systemd/system").exists():
             files = " ".join(f"{group}/cgroup.procs" for group in self._make_cgroups())
@@ -116,7 +106,7 @@ class Machine:
         hierarchies = [CGROUPS / name for name in ("unified", "systemd", "memory")]
         self._cgroups = [path / self.name for path in hierarchies if path.is_dir()] or [CGROUPS / self.name]
         for group in self._cgroups:
-            group.mkdir(exist_ok=True)  # a run that was killed leaves its own
+            group.mkdir()
         return self._cgroups
 
     def _find_leader(self) -> bool:
@@ -161,10 +151,7 @@ class Machine:
             container.kill()
             container.wait(POWER_OFF_S)
         for group in self._cgroups[:1]:  # whatever the container left running
-            for procs in group.rglob("cgroup.procs"):
-                with contextlib.suppress(OSError):
-                    for pid in procs.read_text().split():
-                        os.kill(int(pid), signal.SIGKILL)
+            _kill_all(group)
 
     def power_cut(self) -> None:
         """Kill every process of the machine at once; `boot` starts it again on the same disk."""
@@ -283,6 +270,23 @@ class Machine:
         """One number of the status, without our prefix."""
         value = json.loads(self.output("edge-appliance", "status", "--json"))["metrics"][f"edge_appliance_{name}"]
         return float(sum(value.values()) if isinstance(value, dict) else value)
+
+
+def clear_abandoned() -> None:
+    """End the machines of test runs that were killed and could not do so themselves."""
+    hierarchies = [path for name in ("unified", "systemd", "memory") if (path := CGROUPS / name).is_dir()] or [CGROUPS]
+    for group in [group for path in hierarchies for group in path.glob("edge-*-*")]:
+        if not Path(f"/proc/{group.name.split('-')[1]}").exists():
+            _kill_all(group)
+            wait_until(lambda group=group: _is_removed(group), f"{group} is empty", POWER_OFF_S)
+
+
+def _kill_all(group: Path) -> None:
+    for procs in group.rglob("cgroup.procs"):
+        with contextlib.suppress(OSError):
+            for pid in map(int, procs.read_text().split()):
+                if pid:  # 0 is one that this namespace does not see, and would be ourselves
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _is_removed(group: Path) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from machine import Machine, debian_root, install, why_no_machines
+from machine import Machine, clear_abandoned, debian_root, install, why_no_machines
 
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIXES = {"bookworm": "deb12", "trixie": "deb13"}
@@ -23,6 +23,7 @@ def release(request: pytest.FixtureRequest) -> str:
     """The release of Debian; skips where the kernel or the user may not make containers."""
     if reason := why_no_machines():
         pytest.skip(reason)
+    clear_abandoned()
     return str(request.param)
 
 
