@@ -7,7 +7,7 @@ python="$1" wheelhouse="$2" wheels="$3" out="$4"
 
 # What the modules with the options and the sections import.
 "$python" -m pip install --quiet --no-deps --find-links "$wheelhouse" --find-links "$wheels" \
-    msgspec psutil pyarrow tomli sdnotify typing-extensions
+    msgspec obstore psutil pyarrow tomli sdnotify typing-extensions
 mkdir -p "$out"
 export PYTHONPATH="$here/../.."
 "$python" "$here/man_page.py" commands >"$out/edge-appliance.8"
